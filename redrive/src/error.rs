@@ -1,0 +1,140 @@
+//! The one error of the library: few variants, each saying what was being done to what.
+
+use std::fmt;
+
+/// What can go wrong in redrive itself. A handler's own errors are not here: they are
+/// [`Failure`](crate::Failure)s, recorded with the task.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Input that cannot be accepted. Nothing was changed. All problems are listed.
+    #[error("{0}")]
+    Invalid(Problems),
+
+    /// There is no such task, dead letter, node or lock (any more).
+    #[error("no {what} {id}")]
+    NotFound {
+        /// What was looked for.
+        what: &'static str,
+        /// Which one.
+        id: String,
+    },
+
+    /// It exists, but not in a state in which this can be done to it.
+    #[error("cannot {doing} {id}: {why}")]
+    Conflict {
+        /// What was asked for.
+        doing: &'static str,
+        /// To which one.
+        id: String,
+        /// What stands against it, and what to do instead.
+        why: String,
+    },
+
+    /// The database answered with an error, or could not be reached.
+    #[error("{doing}: {source}")]
+    Database {
+        /// What was being done, and to which id.
+        doing: String,
+        /// What the database said, without secrets.
+        source: DatabaseError,
+    },
+
+    /// The schema in the database is not one that this version can use.
+    #[error("{0}")]
+    Schema(String),
+}
+
+/// Shorthand for results of this library.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An [`Error::Invalid`] with one problem.
+    pub fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        let mut problems = Problems::default();
+        problems.add(field, problem);
+        Self::Invalid(problems)
+    }
+
+    /// Whether the same call may succeed later without anything being changed: a lost connection,
+    /// a deadlock, a failover.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Database { source, .. } if source.is_transient())
+    }
+}
+
+/// What a database said, reduced to what can be acted on.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct DatabaseError {
+    pub(crate) fault: Fault,
+    pub(crate) message: String,
+    #[source]
+    pub(crate) source: Option<Box<sqlx::Error>>,
+}
+
+impl DatabaseError {
+    /// Whether the same call may succeed later.
+    pub fn is_transient(&self) -> bool {
+        matches!(self.fault, Fault::Disconnected | Fault::Conflict | Fault::Busy | Fault::Unavailable)
+    }
+}
+
+/// The kinds of database errors that are treated differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The connection is gone; what was under way may or may not have been committed.
+    Disconnected,
+    /// Deadlock or serialization failure: rolled back, may be repeated at once.
+    Conflict,
+    /// A lock was not to be had in time: rolled back.
+    Busy,
+    /// Starting, stopping, read-only after a failover, out of connections: try again, perhaps elsewhere.
+    Unavailable,
+    /// A unique value is taken.
+    Unique,
+    /// Anything else: repeating it will not help.
+    Other,
+}
+
+/// A list of what is wrong with an input: each with the field that it is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Problems(Vec<(String, String)>);
+
+impl Problems {
+    /// Notes a problem of a field.
+    pub fn add(&mut self, field: impl Into<String>, problem: impl Into<String>) {
+        self.0.push((field.into(), problem.into()));
+    }
+
+    /// Notes a problem of a field unless the condition holds.
+    pub fn require(&mut self, holds: bool, field: &str, problem: impl FnOnce() -> String) {
+        if !holds {
+            self.add(field, problem());
+        }
+    }
+
+    /// Takes over the problems of a part, under its name.
+    pub fn nest(&mut self, part: &str, inner: Self) {
+        self.0.extend(inner.0.into_iter().map(|(field, p)| (format!("{part}.{field}"), p)));
+    }
+
+    /// Each problem as (field, what is wrong with it).
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(field, problem)| (field.as_str(), problem.as_str()))
+    }
+
+    /// `Ok` if nothing was noted, else [`Error::Invalid`] with all of it.
+    pub fn into_result(self) -> Result<()> {
+        if self.0.is_empty() { Ok(()) } else { Err(Error::Invalid(self)) }
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (field, problem)) in self.0.iter().enumerate() {
+            write!(f, "{}{field}: {problem}", if i == 0 { "" } else { "; " })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,159 @@
+//! Task ids: small, sortable by time, and enough to find the row.
+//!
+//! ```text
+//! 0 | 41 bits: ms since 2026-01-01 | 6 bits: shard | 10 bits: slot of the maker | 6 bits: sequence
+//! ```
+//!
+//! The shard is inside the id, so `id` alone is the primary key and names its shard, its month and its
+//! table. Ids of one maker never repeat: a burst of more than 64 in a millisecond and shard borrows from
+//! the milliseconds to come. Two makers differ by their slot, which is handed out by the database and comes
+//! round again only after 1,024 of them; should two live makers then meet, the primary key refuses the
+//! second row and it is given another id.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+
+/// How many shards there are. Fixed: it is stored in every id.
+pub const SHARDS: u8 = 64;
+
+const EPOCH_MS: i64 = 1_767_225_600_000; // 2026-01-01T00:00:00Z
+const SEQUENCE_BITS: u32 = 6;
+const SLOT_BITS: u32 = 10;
+const SHARD_BITS: u32 = 6;
+const TIME_SHIFT: u32 = SEQUENCE_BITS + SLOT_BITS + SHARD_BITS;
+
+/// The name of a task. A string in JSON: JavaScript cannot hold 64-bit numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TaskId(i64);
+
+impl TaskId {
+    /// From the number in the database.
+    pub const fn from_i64(id: i64) -> Self {
+        Self(id)
+    }
+
+    /// The number in the database.
+    pub const fn as_i64(self) -> i64 {
+        self.0
+    }
+
+    /// The shard that the task belongs to.
+    pub const fn shard(self) -> u8 {
+        ((self.0 >> (SEQUENCE_BITS + SLOT_BITS)) & (SHARDS as i64 - 1)) as u8
+    }
+
+    /// When the id was made, to within a burst.
+    pub const fn made_at(self) -> Timestamp {
+        Timestamp::from_millis((self.0 >> TIME_SHIFT) + EPOCH_MS)
+    }
+
+    /// The first id that can be made at a time: a bound for "created since" in lists.
+    pub const fn first_at(time: Timestamp) -> Self {
+        let ms = time.as_millis() - EPOCH_MS;
+        Self(if ms < 0 { 0 } else { ms << TIME_SHIFT })
+    }
+}
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for TaskId {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        let id = s.parse().ok().filter(|id: &i64| *id > 0);
+        id.map(Self).ok_or_else(|| Error::invalid("id", format!("{s:?} is not a task id, which is a positive number")))
+    }
+}
+
+impl Serialize for TaskId {
+    fn serialize<S: Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
+        s.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for TaskId {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
+        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Makes ids: one for each process that enqueues, with a slot of its own.
+#[derive(Debug)]
+pub(crate) struct IdMaker {
+    slot: i64,
+    /// Per shard the last (ms, sequence) given out, as one number.
+    last: [AtomicU64; SHARDS as usize],
+    /// Spreads tasks that have neither business nor key over the shards.
+    turn: AtomicU64,
+}
+
+impl IdMaker {
+    /// `slot` may be any number: it is taken modulo 1,024.
+    pub(crate) fn new(slot: i64) -> Self {
+        let slot = slot.rem_euclid(1 << SLOT_BITS);
+        Self { slot, last: std::array::from_fn(|_| AtomicU64::new(0)), turn: AtomicU64::new(slot.unsigned_abs()) }
+    }
+
+    /// A new id in a shard.
+    pub(crate) fn next(&self, shard: u8, now: Timestamp) -> TaskId {
+        let shard = shard % SHARDS;
+        let ms = u64::try_from(now.as_millis() - EPOCH_MS).unwrap_or(0);
+        let later = |last: u64| (ms << SEQUENCE_BITS).max(last + 1);
+        let last = self.last[usize::from(shard)].fetch_update(Ordering::AcqRel, Ordering::Acquire, |l| Some(later(l)));
+        let (Ok(last) | Err(last)) = last;
+        let made = i64::try_from(later(last)).unwrap_or(i64::MAX);
+        let (time, sequence) = (made >> SEQUENCE_BITS, made & ((1 << SEQUENCE_BITS) - 1));
+        let shard = i64::from(shard) << (SEQUENCE_BITS + SLOT_BITS);
+        TaskId((time << TIME_SHIFT) & i64::MAX | shard | (self.slot << SEQUENCE_BITS) | sequence)
+    }
+
+    /// The next shard in turn.
+    pub(crate) fn any_shard(&self) -> u8 {
+        (self.turn.fetch_add(1, Ordering::Relaxed) % u64::from(SHARDS)) as u8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn an_id_knows_its_shard_and_time() {
+        let maker = IdMaker::new(1023);
+        let now: Timestamp = "2027-05-01T00:00:00Z".parse().unwrap();
+        for shard in 0..SHARDS {
+            let id = maker.next(shard, now);
+            assert_eq!((id.shard(), id.made_at()), (shard, now));
+            assert!(id >= TaskId::first_at(now));
+            assert_eq!(id.to_string().parse::<TaskId>().unwrap(), id);
+        }
+    }
+
+    #[test]
+    fn a_burst_in_one_millisecond_and_shard_never_repeats_and_grows() {
+        let (a, b) = (IdMaker::new(1), IdMaker::new(2));
+        let now = Timestamp::from_millis(EPOCH_MS + 5);
+        let ids: Vec<_> = (0..10_000).map(|_| a.next(7, now)).collect();
+        assert!(ids.windows(2).all(|w| w[0] < w[1]));
+        let all: HashSet<_> = ids.into_iter().chain((0..10_000).map(|_| b.next(7, now))).collect();
+        assert_eq!(all.len(), 20_000);
+    }
+
+    #[test]
+    fn nonsense_is_not_an_id() {
+        for text in ["", "-5", "0", "1.5", "99999999999999999999", "x"] {
+            assert!(text.parse::<TaskId>().is_err(), "{text:?}");
+        }
+    }
+}
