@@ -32,8 +32,8 @@ pub struct Timestamp(i64);
 impl Timestamp {
     /// 1970-01-01T00:00:00Z.
     pub const EPOCH: Self = Self(0);
-    /// The last moment that can be shown (9999-12-30T22:00:00.999Z); arithmetic saturates here.
-    pub const MAX: Self = Self(253_402_207_200_999);
+    /// The last moment that can be shown (9999-01-01T00:00:00Z); arithmetic saturates here.
+    pub const MAX: Self = Self(253_370_764_800_000);
 
     /// From milliseconds since 1970, clamped to 1970–9999.
     pub const fn from_millis(ms: i64) -> Self {
@@ -159,6 +159,27 @@ impl Clock {
     pub fn advance(&self, by: Duration) {
         let (Inner::Monotonic { base: ms, .. } | Inner::Manual(ms)) = &*self.0;
         ms.fetch_add(millis(by), Ordering::AcqRel);
+    }
+}
+
+/// Waits. The only sleep of the library: services and retry loops wait here, tests never do.
+#[expect(clippy::disallowed_methods, reason = "this is the clock")]
+pub(crate) async fn pause(time: Duration) {
+    tokio::time::sleep(time).await;
+}
+
+/// Time spent, by the monotonic clock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stopwatch(Instant);
+
+impl Stopwatch {
+    #[expect(clippy::disallowed_methods, reason = "this is the clock")]
+    pub(crate) fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.0.elapsed()
     }
 }
 

@@ -56,6 +56,13 @@ impl Error {
         Self::Invalid(problems)
     }
 
+    pub(crate) fn fault(&self) -> Option<Fault> {
+        match self {
+            Self::Database { source, .. } => Some(source.fault),
+            _ => None,
+        }
+    }
+
     /// Whether the same call may succeed later without anything being changed: a lost connection,
     /// a deadlock, a failover.
     pub fn is_transient(&self) -> bool {

@@ -123,7 +123,6 @@ pub struct Attempt {
 
 /// A task that is written down.
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
 pub struct Task {
     /// Its name.
     pub id: TaskId,

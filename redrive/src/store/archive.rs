@@ -1,0 +1,156 @@
+//! What has ended: history, kept for people.
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::Timestamp;
+use crate::error::Result;
+use crate::id::TaskId;
+use crate::settle::DeadReason;
+use crate::task::Task;
+
+use super::Store;
+use super::db::{Connection, Row, Value};
+use super::pool::{Scope, Use, retrying};
+use super::row::{column_list, insert_rows, read_columns, time, write_task, written_columns};
+use super::task::TaskFilter;
+
+/// How a task ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EndedAs {
+    /// It succeeded (kept only if asked).
+    Done,
+    /// It was cancelled.
+    Cancelled,
+    /// It failed at its first try with an error that no retry can mend, and its caller was told.
+    Rejected,
+    /// It was given up and its policy wants no dead letter.
+    Dropped,
+    /// It was dead and a person said that it is done.
+    Resolved,
+    /// It was dead and a person dropped it.
+    Discarded,
+    /// It was dead and was brought back as a new task.
+    Redriven,
+}
+
+impl EndedAs {
+    const ALL: [Self; 7] =
+        [Self::Done, Self::Cancelled, Self::Rejected, Self::Dropped, Self::Resolved, Self::Discarded, Self::Redriven];
+
+    /// Its name in the database and the API.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Cancelled => "cancelled",
+            Self::Rejected => "rejected",
+            Self::Dropped => "dropped",
+            Self::Resolved => "resolved",
+            Self::Discarded => "discarded",
+            Self::Redriven => "redriven",
+        }
+    }
+}
+
+/// A task in the archive.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Archived {
+    /// The task as it was when it ended.
+    pub task: Task,
+    /// When it ended.
+    pub ended_at: Timestamp,
+    /// How.
+    pub ended_as: EndedAs,
+    /// Why it was dead or given up, if it was.
+    pub dead_reason: Option<DeadReason>,
+    /// Its result, as JSON.
+    pub result: Option<String>,
+    /// The task that it was brought back as.
+    pub redriven_as: Option<TaskId>,
+    /// Who ended it, if a person did.
+    pub ended_by: Option<String>,
+    /// What they said.
+    pub note: Option<String>,
+}
+
+/// Which entries to list: the same as for tasks.
+pub type ArchiveFilter = TaskFilter;
+
+/// An entry to be written.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) task: Task,
+    pub(super) ended_as: EndedAs,
+    pub(super) dead_reason: Option<DeadReason>,
+    pub(super) result: Option<String>,
+    pub(super) redriven_as: Option<TaskId>,
+    pub(super) by: Option<String>,
+    pub(super) note: Option<String>,
+}
+
+impl Entry {
+    pub(super) fn new(task: Task, ended_as: EndedAs) -> Self {
+        Self { task, ended_as, dead_reason: None, result: None, redriven_as: None, by: None, note: None }
+    }
+}
+
+const COLUMNS: [&str; 7] = ["ended_at", "ended_as", "dead_reason", "result_json", "redriven_as", "ended_by", "note"];
+
+pub(super) async fn insert(c: &mut Connection<'_>, entries: &[Entry], now: Timestamp) -> sqlx::Result<()> {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    let mut columns = written_columns();
+    columns.extend(COLUMNS);
+    let mut rows = Vec::with_capacity(entries.len());
+    for e in entries {
+        let mut values = write_task(&e.task);
+        values.extend([
+            now.into(),
+            Value::from(e.ended_as.as_str()),
+            e.dead_reason.map(DeadReason::as_str).into(),
+            e.result.as_deref().into(),
+            e.redriven_as.into(),
+            e.by.as_deref().into(),
+            e.note.as_deref().into(),
+        ]);
+        rows.push(values);
+    }
+    insert_rows(c, "retry_archive", &columns, rows, "", &[]).await.map(|_| ())
+}
+
+impl Store {
+    /// What has ended, newest first, one page at a time.
+    pub async fn archive(&self, filter: &ArchiveFilter, limit: u32) -> Result<Vec<Archived>> {
+        retrying!(self.pools(), Use::Read, Scope::Statement, "listing the archive", |c, _| {
+                let select = format!("{}, {}", column_list(""), COLUMNS.join(", "));
+                let rows = c.rows(filter.query(&select, "retry_archive", limit)).await?;
+                rows.iter().map(read_archived).collect()
+            })
+    }
+}
+
+fn read_archived(row: &Row) -> sqlx::Result<Archived> {
+    let mut c = row.columns();
+    let task = read_columns(&mut c)?;
+    let ended_at = time(&mut c)?.unwrap_or_default();
+    let ended_as = c.text()?;
+    Ok(Archived {
+        task,
+        ended_at,
+        ended_as: EndedAs::ALL.into_iter().find(|e| e.as_str() == ended_as).ok_or_else(|| unknown("ended_as", ended_as))?,
+        dead_reason: c.opt_text()?.map(read_reason).transpose()?,
+        result: c.opt_text()?.map(str::to_owned),
+        redriven_as: c.opt_int()?.map(TaskId::from_i64),
+        ended_by: c.opt_text()?.map(str::to_owned),
+        note: c.opt_text()?.map(str::to_owned),
+    })
+}
+
+pub(super) fn read_reason(name: &str) -> sqlx::Result<DeadReason> {
+    DeadReason::ALL.into_iter().find(|r| r.as_str() == name).ok_or_else(|| unknown("dead_reason", name))
+}
+
+fn unknown(column: &str, value: &str) -> sqlx::Error {
+    sqlx::Error::Decode(format!("unknown {column} {value:?}").into())
+}

@@ -1,0 +1,244 @@
+//! Dead letters: what waits for a person, and what the person does.
+//!
+//! *Invariants.* Redrive, resolve and discard take the letter out of `retry_dead` and into the archive in one transaction;
+//! two people cannot both do it. A redriven task is a new one, linked to its origin; if a task with its key lives already,
+//! the letter stays where it is and the answer names that twin.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+use crate::id::TaskId;
+use crate::policy::Policy;
+use crate::settle::DeadReason;
+use crate::task::{Status, StopRequest, Task};
+
+use super::Store;
+use super::archive::{self, EndedAs, read_reason};
+use super::db::{Connection, Dialect, Row, query};
+use super::insert::insert_once;
+use super::pool::{Scope, Use, retrying};
+use super::row::{Listed, column_list, narrow, read_columns, time};
+use super::settle::delete_ids;
+use super::task::TaskFilter;
+
+/// A dead letter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeadTask {
+    /// The task as it was when it died.
+    pub task: Task,
+    /// When.
+    pub dead_at: Timestamp,
+    /// Why.
+    pub reason: DeadReason,
+    /// When people are reminded of it next.
+    pub next_remind_time: Option<Timestamp>,
+    /// How often they were.
+    pub remind_count: u32,
+    /// Since when someone has it.
+    pub acknowledged_at: Option<Timestamp>,
+    /// Who.
+    pub owner: Option<String>,
+    /// What they noted.
+    pub note: Option<String>,
+}
+
+/// Which letters to list: the same as for tasks.
+pub type DeadFilter = TaskFilter;
+
+/// What a redrive did with one letter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Redriven {
+    /// It is a task again, under this id.
+    As(TaskId),
+    /// A task with its key lives already; the letter stays.
+    Twin(TaskId),
+    /// There is no such letter (any more).
+    Gone,
+}
+
+const COLUMNS: &str = "dead_at, dead_reason, next_remind_time, remind_count, acknowledged_at, owner, note";
+
+impl Store {
+    /// Dead letters, newest first, one page at a time.
+    pub async fn dead(&self, filter: &DeadFilter, limit: u32) -> Result<Vec<DeadTask>> {
+        retrying!(self.pools(), Use::Read, Scope::Statement, "listing dead letters", |c, _| {
+                let rows = c.rows(filter.query(&format!("{}, {COLUMNS}", column_list("")), "retry_dead", limit)).await?;
+                rows.iter().map(read_dead).collect()
+            })
+    }
+
+    /// A dead letter, if there is one of this id.
+    pub async fn get_dead(&self, id: TaskId) -> Result<Option<DeadTask>> {
+        let doing = format!("reading dead letter {id}");
+        retrying!(self.pools(), Use::Read, Scope::Statement, &doing, |c, _| Ok(read_letters(c, &[id], false).await?.pop()))
+    }
+
+    /// Brings dead letters back as new tasks, due now: attempts and crashes from zero, duration from now, a deadline that
+    /// has passed dropped, or all under another policy. The answers are in the order of the ids.
+    pub async fn redrive(&self, ids: &[TaskId], policy: Option<Arc<Policy>>, by: &str, now: Timestamp) -> Result<Vec<Redriven>> {
+        if let Some(policy) = &policy {
+            policy.validate()?;
+        }
+        let new_ids: HashMap<TaskId, TaskId> = ids.iter().map(|id| (*id, self.ids().next(id.shard(), now))).collect();
+        let doing = format!("redriving {} dead letters", ids.len());
+        let went = retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, tried| {
+                let letters = read_letters(c, ids, true).await?;
+                let revived: Vec<Task> = letters.iter().filter_map(|l| Some(revive(l, *new_ids.get(&l.task.id)?, policy.as_ref(), by, now))).collect();
+                let mut went = insert_revived(c, &revived, now).await?;
+                archive_letters(c, letters, EndedAs::Redriven, by, None, &went, now).await?;
+                if tried > 0 {
+                    // An earlier try may have done it: its new tasks have our ids.
+                    let made: Vec<TaskId> = new_ids.values().copied().collect();
+                    let there = super::task::existing_ids(c, super::schema::TASK_TABLE, &made).await?;
+                    went.extend(new_ids.iter().filter(|(_, new)| there.contains(new)).map(|(old, new)| (*old, Redriven::As(*new))));
+                }
+                Ok(went)
+            })?;
+        Ok(ids.iter().map(|id| went.get(id).copied().unwrap_or(Redriven::Gone)).collect())
+    }
+
+    /// A person says that these are done. How many letters there were.
+    pub async fn resolve(&self, ids: &[TaskId], by: &str, note: Option<&str>, now: Timestamp) -> Result<u64> {
+        self.close_letters(ids, EndedAs::Resolved, by, note, now).await
+    }
+
+    /// A person drops these. How many letters there were.
+    pub async fn discard(&self, ids: &[TaskId], by: &str, note: Option<&str>, now: Timestamp) -> Result<u64> {
+        self.close_letters(ids, EndedAs::Discarded, by, note, now).await
+    }
+
+    async fn close_letters(&self, ids: &[TaskId], how: EndedAs, by: &str, note: Option<&str>, now: Timestamp) -> Result<u64> {
+        if by.is_empty() || by.len() > crate::task::limits::BY {
+            return Err(Error::invalid("by", format!("must be from 1 to {} bytes", crate::task::limits::BY)));
+        }
+        let doing = format!("closing {} dead letters", ids.len());
+        retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| {
+                let letters = read_letters(c, ids, true).await?;
+                let closed = letters.len() as u64;
+                archive_letters(c, letters, how, by, note, &HashMap::new(), now).await?;
+                Ok(closed)
+            })
+    }
+}
+
+fn read_dead(row: &Row) -> sqlx::Result<DeadTask> {
+    let mut c = row.columns();
+    Ok(DeadTask {
+        task: read_columns(&mut c)?,
+        dead_at: time(&mut c)?.unwrap_or_default(),
+        reason: read_reason(c.text()?)?,
+        next_remind_time: time(&mut c)?,
+        remind_count: narrow(c.int()?)?,
+        acknowledged_at: time(&mut c)?,
+        owner: c.opt_text()?.map(str::to_owned),
+        note: c.opt_text()?.map(str::to_owned),
+    })
+}
+
+/// The letters of these ids, locked if they are to be moved.
+async fn read_letters(c: &mut Connection<'_>, ids: &[TaskId], lock: bool) -> sqlx::Result<Vec<DeadTask>> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let s = Listed::new(c.dialect(), &["id"], ids.iter().map(|id| vec![(*id).into()]).collect());
+    let lock = match c.dialect() {
+        Dialect::Postgres if lock => "FOR UPDATE OF t",
+        Dialect::MySql if lock => "FOR UPDATE",
+        _ => "",
+    };
+    let sql = format!(
+        "SELECT {}, {COLUMNS} FROM {} JOIN retry_dead t ON t.id = s.id ORDER BY t.id {lock}",
+        column_list("t."),
+        s.source
+    );
+    c.rows(s.bind_to(query(sql))).await?.iter().map(read_dead).collect()
+}
+
+/// The new task that a letter becomes.
+fn revive(letter: &DeadTask, id: TaskId, policy: Option<&Arc<Policy>>, by: &str, now: Timestamp) -> Task {
+    let mut task = Task {
+        id,
+        status: Status::Pending,
+        attempts: 0,
+        crashes: 0,
+        postponements: 0,
+        wakes: 0,
+        due: now,
+        created_at: now,
+        updated_at: now,
+        first_failed_at: None,
+        last_error: None,
+        history: Vec::new(),
+        version: 0,
+        locked_by: None,
+        locked_at: None,
+        stop: StopRequest::None,
+        notified_at: None,
+        origin_id: Some(letter.task.id),
+        created_by: Some(by.to_owned()),
+        updated_by: None,
+        ..letter.task.clone()
+    };
+    match policy {
+        Some(policy) => task.policy = policy.clone(),
+        None if task.policy.deadline.is_some_and(|deadline| deadline <= now) => {
+            task.policy = Arc::new(Policy { deadline: None, ..(*task.policy).clone() });
+        }
+        None => {}
+    }
+    task
+}
+
+/// Writes the new tasks, keys and all; says for each letter what became of it.
+async fn insert_revived(c: &mut Connection<'_>, revived: &[Task], now: Timestamp) -> sqlx::Result<HashMap<TaskId, Redriven>> {
+    let mut went = HashMap::new();
+    let mut order: Vec<usize> = (0..revived.len()).collect();
+    order.sort_by_cached_key(|i| revived.get(*i).map(|t| (t.key_hash(), t.id)));
+    // Two letters may have had the same key: the first of them is the twin of the second.
+    let mut seen = HashSet::new();
+    let (first, again): (Vec<_>, Vec<_>) =
+        order.into_iter().partition(|i| revived.get(*i).and_then(Task::key_hash).is_none_or(|hash| seen.insert(hash)));
+    for mut rest in [first, again] {
+        while !rest.is_empty() {
+            let answers = insert_once(c, revived, &rest, now).await?;
+            rest.retain(|i| !answers.contains_key(i));
+            for (i, answer) in answers {
+                if let Some(origin) = revived.get(i).and_then(|t| t.origin_id) {
+                    went.insert(origin, if answer.existed { Redriven::Twin(answer.id) } else { Redriven::As(answer.id) });
+                }
+            }
+        }
+    }
+    Ok(went)
+}
+
+/// Moves letters to the archive; those with a living twin stay.
+async fn archive_letters(
+    c: &mut Connection<'_>,
+    letters: Vec<DeadTask>,
+    how: EndedAs,
+    by: &str,
+    note: Option<&str>,
+    went: &HashMap<TaskId, Redriven>,
+    now: Timestamp,
+) -> sqlx::Result<()> {
+    let entry = |letter: DeadTask| {
+        let redriven_as = match went.get(&letter.task.id) {
+            Some(Redriven::Twin(_)) => return None,
+            Some(Redriven::As(id)) => Some(*id),
+            Some(Redriven::Gone) | None => None,
+        };
+        Some(archive::Entry {
+            dead_reason: Some(letter.reason),
+            redriven_as,
+            by: Some(by.to_owned()),
+            note: note.map(str::to_owned).or(letter.note),
+            ..archive::Entry::new(letter.task, how)
+        })
+    };
+    let entries: Vec<_> = letters.into_iter().filter_map(entry).collect();
+    archive::insert(c, &entries, now).await?;
+    delete_ids(c, "retry_dead", &entries.iter().map(|e| e.task.id).collect()).await
+}

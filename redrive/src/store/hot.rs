@@ -1,0 +1,224 @@
+//! Finding what is due, and claiming it: the statements that every task pays for.
+//!
+//! *Invariants.* A claim is a compare-and-set on (id, version, PENDING, due) by a node that is not fenced. It touches no
+//! indexed column and no column of variable width, so on PostgreSQL it is a HOT update and on MySQL it writes a tenth of
+//! the redo. The owner is a number.
+//!
+//! *Reading.* The scan index is `(lane, shard, next_retry_time)` and is read slice by slice, each with its own limit:
+//! LATERAL on PostgreSQL, a correlated list on SQLite, UNION ALL on MySQL. Asking for all slices in one ordered query would
+//! sort the whole backlog. A lane that is not asked for costs nothing, however much waits in it.
+//!
+//! *Failure.* If the answer to a claim is lost, the rows are ours without our knowing. The next try looks for
+//! (id, version + 1, owner) before it claims anything.
+
+use crate::clock::Timestamp;
+use crate::error::Result;
+use crate::id::TaskId;
+use crate::settle::{give_up, spent};
+use crate::task::{Lane, NodeNumber, Task};
+
+use super::Store;
+use super::db::{Connection, Dialect, Query, Row, Value, query};
+use super::pool::{Scope, Use, retrying};
+use super::row::{Listed, column_list, narrow, read_task};
+use super::schema::TASK_TABLE;
+use super::settle::Settle;
+
+/// A part of the scan index: one lane in one shard, from a time on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// The lane.
+    pub lane: Lane,
+    /// The shard.
+    pub shard: u8,
+    /// Rows due before this are passed over: known to be gone or taken.
+    pub from: Timestamp,
+}
+
+/// A pending task as the scan sees it: enough to wait for it and to claim it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Due {
+    /// Which task.
+    pub id: TaskId,
+    /// Its version.
+    pub version: i32,
+    /// When it is due.
+    pub due: Timestamp,
+    /// Among what is due, the greater goes first.
+    pub priority: i16,
+    /// Its lane.
+    pub lane: Lane,
+}
+
+/// What a claim got.
+#[derive(Clone, Debug, Default)]
+pub struct Claimed {
+    /// Ours, and to be run.
+    pub tasks: Vec<Task>,
+    /// Ours for a moment: their time had run out while they waited, so they are dead now and did not run.
+    pub spent: Vec<Task>,
+}
+
+impl Store {
+    /// Pending tasks of these slices that are due until `until`, at most `limit` of each slice, the earliest first.
+    pub async fn scan(&self, slices: &[Slice], until: Timestamp, limit: u32) -> Result<Vec<Due>> {
+        let columns = "t.id, t.version, t.next_retry_time, t.priority, t.lane";
+        retrying!(self.pools(), Use::Read, Scope::Statement, "scanning for due tasks", |c, _| {
+                let rows = read_slices(c, slices, columns, "x.status = 0", &[], until, limit).await?;
+                rows.iter().map(read_due).collect()
+            })
+    }
+
+    /// Makes due tasks ours: those that still are what the scan saw. What ran out of time while it waited is dead
+    /// afterwards, without having run.
+    pub async fn claim(&self, due: &[Due], node: NodeNumber, now: Timestamp) -> Result<Claimed> {
+        if due.is_empty() {
+            return Ok(Claimed::default());
+        }
+        let rows = retrying!(self.pools(), Use::Write, Scope::Statement, "claiming tasks", |c, tried| {
+                let mut rows = if tried > 0 { claimed_already(c, due, node).await? } else { Vec::new() };
+                rows.extend(claim_once(c, due, node, now).await?);
+                Ok(rows)
+            })?;
+        let (spent, tasks): (Vec<_>, Vec<_>) = rows.into_iter().partition(|task| spent(task, now).is_some());
+        self.expire(&spent, now).await?;
+        Ok(Claimed { tasks, spent })
+    }
+
+    /// Scans and claims in one go: for a deep backlog.
+    pub async fn claim_due(&self, slices: &[Slice], node: NodeNumber, now: Timestamp, limit: u32) -> Result<Claimed> {
+        let due = self.scan(slices, now, limit).await?;
+        self.claim(&due, node, now).await
+    }
+
+    async fn expire(&self, tasks: &[Task], now: Timestamp) -> Result<()> {
+        let ends = tasks.iter().filter_map(|task| Some(Settle::new(task.clone(), give_up(task, spent(task, now)?))));
+        let ends: Vec<_> = ends.collect();
+        if ends.is_empty() { Ok(()) } else { self.settle(ends, now).await.map(|_| ()) }
+    }
+}
+
+fn read_due(row: &Row) -> sqlx::Result<Due> {
+    let mut c = row.columns();
+    Ok(Due {
+        id: TaskId::from_i64(c.int()?),
+        version: narrow(c.int()?)?,
+        due: Timestamp::from_millis(c.int()?),
+        priority: narrow(c.int()?)?,
+        lane: Lane(narrow(c.int()?)?),
+    })
+}
+
+/// Rows of slices, each slice by its own walk of the scan index. `which` is a condition on `x` with values of its own.
+pub(super) async fn read_slices(
+    c: &mut Connection<'_>,
+    slices: &[Slice],
+    columns: &str,
+    which: &str,
+    which_values: &[Value<'static>],
+    until: Timestamp,
+    limit: u32,
+) -> sqlx::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    // One statement may have 256 branches on MySQL; the others take any number of slices as one value.
+    for slices in slices.chunks(if c.dialect() == Dialect::MySql { 256 } else { 4096 }) {
+        rows.extend(c.rows(slices_query(c.dialect(), slices, columns, which, which_values, until, limit)).await?);
+    }
+    Ok(rows)
+}
+
+pub(super) fn slices_query(
+    dialect: Dialect,
+    slices: &[Slice],
+    columns: &str,
+    which: &str,
+    which_values: &[Value<'static>],
+    until: Timestamp,
+    limit: u32,
+) -> Query<'static> {
+    let values = |s: &Slice| vec![s.lane.into(), s.shard.into(), s.from.into()];
+    let list = |slices: &[Slice]| Listed::new(dialect, &["lane", "shard", "due"], slices.iter().map(values).collect());
+    let tail = |query: Query<'static>| query.bind(until).bind_all(which_values.iter().cloned()).bind(limit);
+    let walk = format!("x.next_retry_time <= ? AND {which} ORDER BY x.next_retry_time LIMIT ?");
+    match dialect {
+        Dialect::Postgres => {
+            let s = list(slices);
+            let sql = format!(
+                "SELECT {columns} FROM {} CROSS JOIN LATERAL (SELECT * FROM {TASK_TABLE} x \
+                 WHERE x.lane = s.lane AND x.shard = s.shard AND x.next_retry_time >= s.due AND {walk}) t",
+                s.source
+            );
+            tail(s.bind_to(query(sql)))
+        }
+        // SQLite has no LATERAL; CROSS JOIN fixes the order, and the list is walked once a slice.
+        Dialect::Sqlite => {
+            let s = list(slices);
+            let sql = format!(
+                "SELECT {columns} FROM {} CROSS JOIN {TASK_TABLE} t WHERE t.id IN (SELECT x.id FROM {TASK_TABLE} x \
+                 WHERE x.lane = s.lane AND x.shard = s.shard AND x.next_retry_time >= s.due AND {walk})",
+                s.source
+            );
+            tail(s.bind_to(query(sql)))
+        }
+        // MariaDB has no LATERAL. Filled up to a power of two with a slice that is empty, so that few different
+        // statements are prepared.
+        Dialect::MySql => {
+            let n = slices.len().next_power_of_two();
+            let columns = columns.replace("t.", "x.");
+            let branch = format!(
+                "(SELECT {columns} FROM {TASK_TABLE} x WHERE x.lane = ? AND x.shard = ? AND x.next_retry_time >= ? AND {walk})"
+            );
+            let none = Slice { lane: Lane(-1), shard: 0, from: until };
+            let all = slices.iter().chain(std::iter::repeat_n(&none, n - slices.len()));
+            all.fold(query(vec![&*branch; n].join(" UNION ALL ")), |query, s| tail(query.bind_all(values(s))))
+        }
+    }
+}
+
+fn cas_list<'q>(dialect: Dialect, due: &[Due], later: i32) -> Listed<'q> {
+    let rows = due.iter().map(|d| vec![d.id.into(), (d.version + later).into()]).collect();
+    Listed::new(dialect, &["id", "version"], rows)
+}
+
+async fn claim_once(c: &mut Connection<'_>, due: &[Due], node: NodeNumber, now: Timestamp) -> sqlx::Result<Vec<Task>> {
+    let query = claim_query(c.dialect(), due, node, now);
+    if c.dialect() == Dialect::MySql {
+        // No RETURNING: the new version under our number is what we have claimed.
+        c.execute(query).await?;
+        return claimed_already(c, due, node).await;
+    }
+    c.rows(query).await?.iter().map(read_task).collect()
+}
+
+pub(super) fn claim_query<'q>(dialect: Dialect, due: &[Due], node: NodeNumber, now: Timestamp) -> Query<'q> {
+    let s = cas_list(dialect, due, 0);
+    let set = "status = 1, version = t.version + 1, locked_by = ?, locked_at = ?";
+    let held = "t.status = 0 AND t.next_retry_time <= ? AND EXISTS (SELECT 1 FROM redrive_node WHERE number = ? AND dead = 0)";
+    let same = "t.id = s.id AND t.version = s.version";
+    let source = &s.source;
+    match dialect {
+        Dialect::MySql => {
+            let set = set.replace("status = 1, version", "t.status = 1, t.version").replace("locked_", "t.locked_");
+            let sql = format!("UPDATE {TASK_TABLE} t JOIN {source} ON {same} SET {set} WHERE {held}");
+            s.bind_to(query(sql)).bind(node).bind(now).bind(now).bind(node)
+        }
+        Dialect::Postgres | Dialect::Sqlite => {
+            let columns = column_list(if dialect == Dialect::Postgres { "t." } else { "" });
+            let sql = format!("UPDATE {TASK_TABLE} AS t SET {set} FROM {source} WHERE {same} AND {held} RETURNING {columns}");
+            // The values of SET stand before those of the list.
+            let query = query(sql).bind(node).bind(now);
+            s.bind_to(query).bind(now).bind(node)
+        }
+    }
+}
+
+/// What an earlier try has claimed: our number stands on the next version.
+async fn claimed_already(c: &mut Connection<'_>, due: &[Due], node: NodeNumber) -> sqlx::Result<Vec<Task>> {
+    let s = cas_list(c.dialect(), due, 1);
+    let sql = format!(
+        "SELECT {} FROM {} JOIN {TASK_TABLE} t ON t.id = s.id AND t.version = s.version WHERE t.status = 1 AND t.locked_by = ?",
+        column_list("t."),
+        s.source
+    );
+    c.rows(s.bind_to(query(sql)).bind(node)).await?.iter().map(read_task).collect()
+}

@@ -1,0 +1,131 @@
+//! Where tasks are kept: one [`Store`] over SQLite, PostgreSQL and MySQL/MariaDB.
+//!
+//! The store does and never decides: what is to be written about a task is computed by the pure functions of
+//! [`settle`](crate::settle), and `now` is always an argument. Every write that depends on ownership is a compare-and-set
+//! on id, version and owner; its result is given row by row, and "not ours any more" is a value, not an error.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `db`, `pool`, `url`, `schema` | the three databases, connections and repetition, migrations |
+//! | `row` | tasks as rows, many rows in one statement |
+//! | `insert` | writing tasks down, each key once |
+//! | `hot` | finding what is due, claiming it |
+//! | `settle` | ending attempts, rescuing what dead nodes held |
+//! | `task`, `dead`, `archive` | looking at tasks and what people do to them |
+//! | `node`, `lock` | nodes, fences, named locks |
+//! | `explain` | the plans of the hot statements |
+
+mod archive;
+mod db;
+mod dead;
+mod explain;
+mod hot;
+mod insert;
+mod lock;
+mod node;
+mod pool;
+mod row;
+mod schema;
+mod settle;
+mod task;
+mod url;
+
+use std::sync::Arc;
+
+use crate::clock::Timestamp;
+use crate::error::Result;
+use crate::id::IdMaker;
+
+pub use archive::{ArchiveFilter, Archived, EndedAs};
+pub use db::{Connection, Dialect, Tx};
+pub use dead::{DeadFilter, DeadTask, Redriven};
+pub use hot::{Claimed, Due, Slice};
+pub use insert::Enqueued;
+pub use lock::Lock;
+pub use node::{Node, NodeSeen, Registration};
+pub use pool::StoreOptions;
+pub use settle::{Kept, Settle, Settled};
+pub use task::{Cancelled, TaskFilter};
+
+use pool::{Pools, Scope, Use, retrying};
+
+/// Tasks, dead letters, nodes and locks in a database. Cheap to clone.
+///
+/// ```
+/// use redrive::{NewTask, Store, Timestamp};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> redrive::Result<()> {
+/// let store = Store::open("sqlite::memory:").await?;
+/// let now = store.now().await?;
+/// let answers = store.insert(vec![NewTask::new("charge", &7)?, NewTask::new("charge", &7)?], now).await?;
+/// assert!(!answers[0].existed && answers[1].existed); // the same call, so the same task
+/// assert_eq!(store.get(answers[0].id).await?.unwrap().method, "charge");
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Store(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    pools: Pools,
+    ids: IdMaker,
+}
+
+impl Store {
+    /// Opens a database and brings its schema up to date: `sqlite://file.db`, `sqlite::memory:`,
+    /// `postgres://user:password@host/database`, `mysql://…`, `mariadb://…`. Several hosts (`host1,host2`) are tried in
+    /// their order when one fails.
+    pub async fn open(url: &str) -> Result<Self> {
+        Self::open_with(url, StoreOptions::default()).await
+    }
+
+    /// The same with options.
+    pub async fn open_with(url: &str, options: StoreOptions) -> Result<Self> {
+        let pools = Pools::open(url, options).await?;
+        if pools.options().migrate {
+            schema::migrate(&pools).await?;
+        } else {
+            schema::require(&pools).await?;
+        }
+        let slot = node::count_up(&pools, "slot").await?;
+        Ok(Self(Arc::new(Inner { pools, ids: IdMaker::new(slot) })))
+    }
+
+    /// The time, as the database sees it.
+    pub async fn now(&self) -> Result<Timestamp> {
+        retrying!(self.pools(), Use::Read, Scope::Statement, "asking for the time", |c, _| node::database_time(c).await)
+    }
+
+    /// Which SQL the database speaks.
+    pub fn dialect(&self) -> Dialect {
+        self.pools().dialect()
+    }
+
+    /// The database's URL without its password: for people.
+    pub fn shown_url(&self) -> &str {
+        self.pools().shown()
+    }
+
+    /// Begins a transaction of the caller's own, for [`insert_in`](Self::insert_in) beside business writes. On SQLite it is
+    /// BEGIN IMMEDIATE and holds the one writer until it ends.
+    pub async fn begin(&self) -> Result<Tx> {
+        self.pools().begin(Use::Write).await.map_err(|e| db::database_error("beginning a transaction", e))
+    }
+
+    /// Closes all connections, after what is under way.
+    pub async fn close(&self) {
+        self.pools().close().await;
+    }
+
+    fn pools(&self) -> &Pools {
+        &self.0.pools
+    }
+
+    fn options(&self) -> &StoreOptions {
+        self.pools().options()
+    }
+
+    fn ids(&self) -> &IdMaker {
+        &self.0.ids
+    }
+}

@@ -1,0 +1,160 @@
+//! Nodes: fresh numbers, beats, fences. And the database's clock.
+//!
+//! *State.* `redrive_node(number, beat, dead)`. A number is given out once and never again. `beat` is a counter.
+//!
+//! *Invariants.* Only the node itself moves its beat, and only while `dead` is 0. Only a compare-and-set on
+//! (number, beat, dead = 0) fences it: whoever fences has watched that very beat stand still. `dead` never goes back.
+
+use crate::clock::Timestamp;
+use crate::error::Result;
+use crate::task::NodeNumber;
+
+use super::Store;
+use super::db::{Connection, Dialect, query};
+use super::pool::{Pools, Scope, Use, retrying};
+
+/// What a node says of itself when it registers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Registration {
+    /// For people: host and process.
+    pub name: String,
+    /// Which build it runs.
+    pub build: String,
+    /// The methods that it handles.
+    pub methods: Vec<String>,
+}
+
+/// A node, as the database knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Its number.
+    pub number: NodeNumber,
+    /// Its beat counter.
+    pub beat: i64,
+    /// When it last beat, by the database's clock.
+    pub beat_at: Timestamp,
+    /// When it started.
+    pub started_at: Timestamp,
+    /// Whether it is fenced.
+    pub dead: bool,
+    /// Whether it is on its way out.
+    pub leaving: bool,
+    /// Who it says it is.
+    pub registration: Registration,
+}
+
+/// How a node finds itself when it beats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeSeen {
+    /// Alive; this is the time of the database.
+    Alive(Timestamp),
+    /// Fenced: it must drop its work and take a new number.
+    Fenced,
+}
+
+/// The next value of a counter that never goes back.
+pub(super) async fn count_up(pools: &Pools, name: &str) -> Result<i64> {
+    retrying!(pools, Use::Write, Scope::Transaction, &format!("counting up {name}"), |c, _| next_value(c, name).await)
+}
+
+async fn next_value(c: &mut Connection<'_>, name: &str) -> sqlx::Result<i64> {
+    let first = match c.dialect() {
+        Dialect::MySql => "INSERT IGNORE INTO redrive_counter (name, value) VALUES (?, 0)",
+        _ => "INSERT INTO redrive_counter (name, value) VALUES (?, 0) ON CONFLICT (name) DO NOTHING",
+    };
+    c.execute(query(first).bind(name)).await?;
+    c.execute(query("UPDATE redrive_counter SET value = value + 1 WHERE name = ?").bind(name)).await?;
+    let row = c.row(query("SELECT value FROM redrive_counter WHERE name = ?").bind(name)).await?;
+    row.map(|row| row.int()).transpose()?.ok_or(sqlx::Error::RowNotFound)
+}
+
+pub(super) async fn database_time(c: &mut Connection<'_>) -> sqlx::Result<Timestamp> {
+    let sql = match c.dialect() {
+        Dialect::Sqlite => "SELECT CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)",
+        Dialect::Postgres => "SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
+        // now(3) is the start of the statement; sysdate is not replicated but this is only read.
+        Dialect::MySql => "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED)",
+    };
+    let row = c.row(query(sql)).await?.ok_or(sqlx::Error::RowNotFound)?;
+    Ok(Timestamp::from_millis(row.int()?))
+}
+
+impl Store {
+    /// A new node, alive, with a number that nobody ever had.
+    pub async fn register(&self, who: &Registration, now: Timestamp) -> Result<NodeNumber> {
+        let doing = format!("registering node {}", who.name);
+        let methods = serde_json::to_string(&who.methods).unwrap_or_default();
+        retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| {
+                let number = next_value(c, "node").await?;
+                let sql = "INSERT INTO redrive_node (number, beat, beat_at, started_at, name, build, methods) VALUES (?, 0, ?, ?, ?, ?, ?)";
+                let row = query(sql).bind(number).bind(now).bind(now).bind(&*who.name).bind(&*who.build).bind(&*methods);
+                c.execute(row).await?;
+                Ok(NodeNumber(number))
+            })
+    }
+
+    /// A node's sign of life.
+    pub async fn beat(&self, node: NodeNumber) -> Result<NodeSeen> {
+        let doing = format!("beating as node {node}");
+        retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
+                let now = database_time(c).await?;
+                let sql = "UPDATE redrive_node SET beat = beat + 1, beat_at = ? WHERE number = ? AND dead = 0";
+                let alive = c.execute(query(sql).bind(now).bind(node)).await? == 1;
+                Ok(if alive { NodeSeen::Alive(now) } else { NodeSeen::Fenced })
+            })
+    }
+
+    /// Publishes what a node handles now.
+    pub async fn publish_methods(&self, node: NodeNumber, methods: &[String]) -> Result<()> {
+        let methods = serde_json::to_string(methods).unwrap_or_default();
+        let doing = format!("publishing the methods of node {node}");
+        retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
+                c.execute(query("UPDATE redrive_node SET methods = ? WHERE number = ? AND dead = 0").bind(&*methods).bind(node)).await
+            })
+            .map(|_| ())
+    }
+
+    /// Says that a node is on its way out: others take over its shards while it finishes what it has.
+    pub async fn announce_leave(&self, node: NodeNumber) -> Result<()> {
+        let doing = format!("announcing that node {node} leaves");
+        retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
+                c.execute(query("UPDATE redrive_node SET leaving = 1 WHERE number = ? AND dead = 0").bind(node)).await
+            })
+            .map(|_| ())
+    }
+
+    /// Declares a node dead, if its beat still is the one that was watched. `false`: it moved, or was fenced already.
+    pub async fn fence(&self, node: NodeNumber, beat: i64) -> Result<bool> {
+        let doing = format!("fencing node {node}");
+        retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
+                let sql = "UPDATE redrive_node SET dead = 1 WHERE number = ? AND beat = ? AND dead = 0";
+                Ok(c.execute(query(sql).bind(node).bind(beat)).await? == 1)
+            })
+    }
+
+    /// All nodes that are known, the oldest first.
+    pub async fn nodes(&self) -> Result<Vec<Node>> {
+        retrying!(self.pools(), Use::Read, Scope::Statement, "listing nodes", |c, _| {
+                let sql = "SELECT number, beat, beat_at, started_at, dead, leaving, name, build, methods FROM redrive_node ORDER BY number";
+                c.rows(query(sql)).await?.iter().map(read_node).collect()
+            })
+    }
+
+    /// Forgets a fenced node that holds nothing any more. Its number is not used again.
+    pub async fn forget_node(&self, node: NodeNumber) -> Result<bool> {
+        let doing = format!("forgetting node {node}");
+        retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
+                Ok(c.execute(query("DELETE FROM redrive_node WHERE number = ? AND dead = 1").bind(node)).await? == 1)
+            })
+    }
+}
+
+fn read_node(row: &super::db::Row) -> sqlx::Result<Node> {
+    let mut c = row.columns();
+    let (number, beat) = (NodeNumber(c.int()?), c.int()?);
+    let (beat_at, started_at) = (Timestamp::from_millis(c.int()?), Timestamp::from_millis(c.int()?));
+    let (dead, leaving) = (c.int()? != 0, c.int()? != 0);
+    let (name, build) = (c.text()?.to_owned(), c.text()?.to_owned());
+    let methods = serde_json::from_str(c.text()?).unwrap_or_default();
+    Ok(Node { number, beat, beat_at, started_at, dead, leaving, registration: Registration { name, build, methods } })
+}

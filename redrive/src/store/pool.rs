@@ -1,0 +1,535 @@
+//! Connections: how many, how they are set up, what happens when one is lost.
+//!
+//! *Kinds of use.* SQLite has one writer connection and several readers. The other databases have a small pool for
+//! inserts, whose statements give up a lock quickly (one contended key must not stall the rest), and one for everything
+//! else.
+//!
+//! *Failure.* `retrying!` repeats an operation that failed for a passing reason (deadlock, lost connection, failover)
+//! with a growing pause, until `retry_for` is over. The operation is told which try it is: from the second on, an earlier
+//! one may have been committed without our hearing of it. With several hosts in the URL they are tried in their order, and
+//! the first that accepts writes is used; nothing is balanced.
+
+use std::str::FromStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use sqlx::ConnectOptions as _;
+use sqlx::pool::{PoolConnection, PoolOptions};
+
+use crate::clock::{Stopwatch, pause};
+use crate::error::{Error, Fault, Result};
+
+use super::db::{Connection, Dialect, Tx, database_error, each, fault, query};
+use super::url::Url;
+
+/// How a store is opened.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct StoreOptions {
+    /// Connections to the database at the most. Default: 16.
+    pub max_connections: u32,
+    /// How long to wait for a connection. Default: 5 s.
+    pub connect_timeout: Duration,
+    /// How long to go on trying when the database fails for a passing reason. Default: 10 s.
+    pub retry_for: Duration,
+    /// Most bytes of a task's params. Default: 1 MiB.
+    pub max_params: usize,
+    /// Whether the schema is created or brought up to date. Default: yes.
+    pub migrate: bool,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self {
+            max_connections: 16,
+            connect_timeout: Duration::from_secs(5),
+            retry_for: Duration::from_secs(10),
+            max_params: crate::task::limits::PARAMS,
+            migrate: true,
+        }
+    }
+}
+
+/// What a connection is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    Read,
+    Write,
+    /// A write that must not wait for a lock.
+    Insert,
+}
+
+#[derive(Debug)]
+pub(super) struct Pools {
+    pools: Kind,
+    hosts: Vec<String>,
+    /// Which of the hosts is used.
+    host: AtomicUsize,
+    /// Held while looking for a host that accepts writes.
+    failing_over: tokio::sync::Mutex<()>,
+    shown: String,
+    options: StoreOptions,
+}
+
+#[derive(Debug)]
+enum Kind {
+    #[cfg(feature = "sqlite")]
+    Sqlite(Pair<sqlx::Sqlite>),
+    #[cfg(feature = "postgres")]
+    Postgres(Pair<sqlx::Postgres>),
+    #[cfg(feature = "mysql")]
+    MySql(Pair<sqlx::MySql>),
+}
+
+/// Two pools: on SQLite the one writer, and readers; elsewhere inserts, and everything else.
+#[derive(Debug)]
+struct Pair<DB: sqlx::Database> {
+    first: sqlx::Pool<DB>,
+    rest: sqlx::Pool<DB>,
+}
+
+impl<DB: sqlx::Database> Pair<DB> {
+    fn pool(&self, wanted: Use) -> &sqlx::Pool<DB> {
+        let first = match wanted {
+            Use::Insert => true,
+            Use::Read => false,
+            Use::Write => DB::NAME == "SQLite",
+        };
+        if first { &self.first } else { &self.rest }
+    }
+}
+
+/// A connection out of a pool.
+pub(super) enum Pooled {
+    #[cfg(feature = "sqlite")]
+    Sqlite(PoolConnection<sqlx::Sqlite>),
+    #[cfg(feature = "postgres")]
+    Postgres(PoolConnection<sqlx::Postgres>),
+    #[cfg(feature = "mysql")]
+    MySql(PoolConnection<sqlx::MySql>),
+}
+
+impl Pooled {
+    fn connection(&mut self) -> Connection<'_> {
+        each!(Pooled, self, c => Connection::from(&mut **c))
+    }
+
+    /// Gives it up instead of returning it: its database is gone or takes no writes any more.
+    fn discard(self) {
+        each!(Pooled, self, c => drop(c.detach()));
+    }
+}
+
+/// How far an operation reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// One statement that writes, at the most: it commits by itself.
+    Statement,
+    /// Several, together.
+    Transaction,
+}
+
+/// A connection for one try of an operation.
+pub(super) enum Lease {
+    Plain(Pooled),
+    Tx(Tx),
+}
+
+impl Lease {
+    pub(super) fn connection(&mut self) -> Connection<'_> {
+        match self {
+            Self::Plain(pooled) => pooled.connection(),
+            Self::Tx(tx) => tx.connection(),
+        }
+    }
+
+    /// Commits what succeeded; what failed is rolled back, and a connection that is lost is not used again.
+    pub(super) async fn finish<T>(self, result: sqlx::Result<T>) -> sqlx::Result<T> {
+        match (self, result) {
+            (Self::Tx(tx), Ok(value)) => tx.commit_raw().await.map(|()| value),
+            (Self::Plain(pooled), Err(e)) if loses_connection(&e) => {
+                pooled.discard();
+                Err(e)
+            }
+            (_, result) => result,
+        }
+    }
+}
+
+/// Runs an operation, again and again while it fails for passing reasons:
+/// `retrying!(pools, Use::Write, Scope::Statement, doing, |c, tried| { … })`. The body is async, gets a connection and
+/// the number of tries before this one (any of which may have been committed), and gives a `sqlx::Result`.
+///
+/// A macro, because futures of closures that borrow cannot yet be known to be `Send`.
+macro_rules! retrying {
+    ($pools:expr, $wanted:expr, $scope:expr, $doing:expr, |$c:ident, $tried:pat_param| $body:expr) => {{
+        let (pools, wanted) = ($pools, $wanted);
+        let mut tries = pools.tries(wanted);
+        loop {
+            let $tried = tries.count;
+            let result = match pools.lease(wanted, $scope).await {
+                Err(e) => Err(e),
+                Ok(mut lease) => {
+                    let result: sqlx::Result<_> = {
+                        let mut connection = lease.connection();
+                        let $c = &mut connection;
+                        async { $body }.await
+                    };
+                    lease.finish(result).await
+                }
+            };
+            if let Some(result) = pools.passing(result, $doing.as_ref(), &mut tries).await {
+                break result;
+            }
+        }
+    }};
+}
+pub(super) use retrying;
+
+impl Pools {
+    /// Connects, and makes sure that the database is there and new enough.
+    pub(super) async fn open(url: &str, options: StoreOptions) -> Result<Self> {
+        let url = Url::parse(url)?;
+        let Some(first) = url.hosts.first() else {
+            return Err(Error::invalid("url", "has no host"));
+        };
+        let pools = match url.dialect {
+            #[cfg(feature = "sqlite")]
+            Dialect::Sqlite => Kind::Sqlite(sqlite_pools(first, &options)?),
+            #[cfg(feature = "postgres")]
+            Dialect::Postgres => Kind::Postgres(postgres_pools(first, &options)?),
+            #[cfg(feature = "mysql")]
+            Dialect::MySql => Kind::MySql(mysql_pools(first, &options)?),
+            #[allow(unreachable_patterns, reason = "reachable only without some database's cargo feature")]
+            other => return Err(Error::invalid("url", format!("this build has no support for {other:?}: enable its cargo feature"))),
+        };
+        let host = AtomicUsize::new(0);
+        let failing_over = tokio::sync::Mutex::default();
+        let pools = Self { pools, hosts: url.hosts, host, failing_over, shown: url.shown, options };
+        pools.check().await?;
+        Ok(pools)
+    }
+
+    pub(super) fn dialect(&self) -> Dialect {
+        match self.pools {
+            #[cfg(feature = "sqlite")]
+            Kind::Sqlite(_) => Dialect::Sqlite,
+            #[cfg(feature = "postgres")]
+            Kind::Postgres(_) => Dialect::Postgres,
+            #[cfg(feature = "mysql")]
+            Kind::MySql(_) => Dialect::MySql,
+        }
+    }
+
+    pub(super) fn options(&self) -> &StoreOptions {
+        &self.options
+    }
+
+    /// The URL without its password.
+    pub(super) fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    pub(super) async fn close(&self) {
+        each!(Kind, &self.pools, pair => {
+            pair.first.close().await;
+            pair.rest.close().await;
+        });
+    }
+
+    async fn acquire(&self, wanted: Use) -> sqlx::Result<Pooled> {
+        Ok(match &self.pools {
+            #[cfg(feature = "sqlite")]
+            Kind::Sqlite(pair) => Pooled::Sqlite(pair.pool(wanted).acquire().await?),
+            #[cfg(feature = "postgres")]
+            Kind::Postgres(pair) => Pooled::Postgres(pair.pool(wanted).acquire().await?),
+            #[cfg(feature = "mysql")]
+            Kind::MySql(pair) => Pooled::MySql(pair.pool(wanted).acquire().await?),
+        })
+    }
+
+    pub(super) async fn begin(&self, wanted: Use) -> sqlx::Result<Tx> {
+        Ok(match &self.pools {
+            // A deferred transaction that reads and then writes fails at once, whatever the busy timeout.
+            #[cfg(feature = "sqlite")]
+            Kind::Sqlite(pair) => Tx::Sqlite(pair.pool(wanted).begin_with("BEGIN IMMEDIATE").await?),
+            #[cfg(feature = "postgres")]
+            Kind::Postgres(pair) => Tx::Postgres(pair.pool(wanted).begin().await?),
+            #[cfg(feature = "mysql")]
+            Kind::MySql(pair) => Tx::MySql(pair.pool(wanted).begin().await?),
+        })
+    }
+
+    /// A connection, in a transaction if asked: for [`retrying`].
+    pub(super) async fn lease(&self, wanted: Use, scope: Scope) -> sqlx::Result<Lease> {
+        match scope {
+            Scope::Statement => Ok(Lease::Plain(self.acquire(wanted).await?)),
+            Scope::Transaction => Ok(Lease::Tx(self.begin(wanted).await?)),
+        }
+    }
+
+    pub(super) fn tries(&self, wanted: Use) -> Tries {
+        // A caller that wants no waiting for locks halves its batch instead. SQLite locks the whole file: halves
+        // would wait just the same.
+        let patient = wanted != Use::Insert || self.dialect() == Dialect::Sqlite;
+        Tries { count: 0, since: Stopwatch::start(), limit: self.options.retry_for, patient }
+    }
+
+    /// `None`: it failed for a passing reason and may be tried again now.
+    pub(super) async fn passing<T>(&self, result: sqlx::Result<T>, doing: &str, tries: &mut Tries) -> Option<Result<T>> {
+        let e = match result {
+            Ok(value) => return Some(Ok(value)),
+            Err(e) => e,
+        };
+        let fault = fault(&e);
+        let again = match fault {
+            Fault::Other | Fault::Unique => false,
+            Fault::Busy => tries.patient && !tries.is_over(),
+            Fault::Conflict | Fault::Disconnected | Fault::Unavailable => !tries.is_over(),
+        };
+        if !again {
+            return Some(Err(database_error(doing, e)));
+        }
+        tracing::debug!(error = %e, "trying again: {doing}");
+        if matches!(fault, Fault::Disconnected | Fault::Unavailable) {
+            self.fail_over().await;
+        }
+        tries.wait().await;
+        None
+    }
+
+    /// Uses the first host, in order, that accepts writes. If none does, nothing changes.
+    async fn fail_over(&self) {
+        if self.hosts.len() < 2 {
+            return;
+        }
+        let Ok(_alone) = self.failing_over.try_lock() else {
+            return; // someone is looking already
+        };
+        for (i, host) in self.hosts.iter().enumerate() {
+            if !self.accepts_writes(host).await {
+                continue;
+            }
+            if self.host.swap(i, Ordering::AcqRel) != i {
+                tracing::warn!(host = i + 1, of = self.hosts.len(), "database failover: now using another host of the list");
+            }
+            return self.connect_to(host);
+        }
+    }
+
+    async fn accepts_writes(&self, host: &str) -> bool {
+        let probe = async {
+            match &self.pools {
+                #[cfg(feature = "sqlite")]
+                Kind::Sqlite(_) => Ok(true),
+                #[cfg(feature = "postgres")]
+                Kind::Postgres(_) => {
+                    let mut c = sqlx::postgres::PgConnectOptions::from_str(host)?.connect().await?;
+                    let sql = "SELECT CASE WHEN pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on' THEN 0 ELSE 1 END";
+                    is_one(Connection::from(&mut c), sql).await
+                }
+                #[cfg(feature = "mysql")]
+                Kind::MySql(_) => {
+                    let mut c = sqlx::mysql::MySqlConnectOptions::from_str(host)?.connect().await?;
+                    is_one(Connection::from(&mut c), "SELECT CASE WHEN @@global.read_only = 0 THEN 1 ELSE 0 END").await
+                }
+            }
+        };
+        tokio::time::timeout(self.options.connect_timeout, probe).await.is_ok_and(|r: sqlx::Result<bool>| r.unwrap_or(false))
+    }
+
+    /// New connections go to this host; old ones fall away as they fail.
+    fn connect_to(&self, host: &str) {
+        match &self.pools {
+            #[cfg(feature = "sqlite")]
+            Kind::Sqlite(_) => {}
+            #[cfg(feature = "postgres")]
+            Kind::Postgres(pair) => {
+                if let Ok((first, rest)) = postgres_options(host) {
+                    pair.first.set_connect_options(first);
+                    pair.rest.set_connect_options(rest);
+                }
+            }
+            #[cfg(feature = "mysql")]
+            Kind::MySql(pair) => {
+                if let Ok(options) = sqlx::mysql::MySqlConnectOptions::from_str(host) {
+                    pair.first.set_connect_options(options.clone());
+                    pair.rest.set_connect_options(options);
+                }
+            }
+        }
+    }
+
+    /// The first connection: within the time limit, to a database that is new enough.
+    async fn check(&self) -> Result<()> {
+        let doing = format!("opening {}", self.shown);
+        let first = tokio::time::timeout(self.options.connect_timeout, self.first_connection()).await;
+        let version = match first {
+            Ok(Ok(version)) => version,
+            Ok(Err(e)) => return Err(database_error(doing, e)),
+            Err(_) => return Err(database_error(format!("{doing} within {:?}", self.options.connect_timeout), sqlx::Error::PoolTimedOut)),
+        };
+        let too_old = match self.dialect() {
+            Dialect::Sqlite => None,
+            Dialect::Postgres => (numbers(&version) < [13, 0]).then_some("PostgreSQL 13"),
+            Dialect::MySql if version.contains("MariaDB") => (numbers(&version) < [10, 6]).then_some("MariaDB 10.6"),
+            Dialect::MySql => (numbers(&version) < [8, 0]).then_some("MySQL 8.0"),
+        };
+        match too_old {
+            Some(wanted) => Err(Error::Schema(format!("{doing}: the server is {version}; redrive needs {wanted} or later"))),
+            None => Ok(()),
+        }
+    }
+
+    /// A connection to the first host that can be had, and what the server says it is.
+    async fn first_connection(&self) -> sqlx::Result<String> {
+        let mut result = self.version().await;
+        if result.is_err() && self.hosts.len() > 1 {
+            self.fail_over().await;
+            result = self.version().await;
+        }
+        result
+    }
+
+    async fn version(&self) -> sqlx::Result<String> {
+        let sql = match self.dialect() {
+            Dialect::Sqlite => "SELECT sqlite_version()",
+            Dialect::Postgres => "SELECT current_setting('server_version')",
+            Dialect::MySql => "SELECT version()",
+        };
+        let mut pooled = self.connect_once().await?;
+        let row = pooled.connection().row(query(sql)).await?;
+        Ok(row.map(|r| r.columns().text().map(str::to_owned)).transpose()?.unwrap_or_default())
+    }
+
+    /// A pool goes on trying to connect until its time is up; the first time we want to hear at once why it cannot.
+    async fn connect_once(&self) -> sqlx::Result<Pooled> {
+        match &self.pools {
+            #[cfg(feature = "sqlite")]
+            Kind::Sqlite(pair) => drop(pair.first.acquire().await?),
+            #[cfg(feature = "postgres")]
+            Kind::Postgres(pair) => drop(pair.rest.connect_options().connect().await?),
+            #[cfg(feature = "mysql")]
+            Kind::MySql(pair) => drop(pair.rest.connect_options().connect().await?),
+        }
+        self.acquire(Use::Write).await
+    }
+}
+
+async fn is_one(mut c: Connection<'_>, sql: &'static str) -> sqlx::Result<bool> {
+    Ok(c.row(query(sql)).await?.map(|row| row.int()).transpose()? == Some(1))
+}
+
+fn loses_connection(e: &sqlx::Error) -> bool {
+    matches!(fault(e), Fault::Disconnected | Fault::Unavailable)
+}
+
+/// Major and minor of `15.18 (Debian …)` or `5.5.5-10.11.19-MariaDB-…`.
+fn numbers(version: &str) -> [u32; 2] {
+    let version = version.strip_prefix("5.5.5-").unwrap_or(version); // an old prefix of MariaDB's
+    let mut parts = version.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
+    [parts.next().unwrap_or(0), parts.next().unwrap_or(0)]
+}
+
+/// How often something was tried, and whether to go on.
+pub(super) struct Tries {
+    pub(super) count: u32,
+    since: Stopwatch,
+    limit: Duration,
+    patient: bool,
+}
+
+impl Tries {
+    fn is_over(&self) -> bool {
+        self.since.elapsed() >= self.limit
+    }
+
+    /// 10 ms, 20 ms … up to half a second; nodes that failed together are spread by their own timing.
+    async fn wait(&mut self) {
+        pause(Duration::from_millis(10 << self.count.min(6)).min(Duration::from_millis(500))).await;
+        self.count += 1;
+    }
+}
+
+#[cfg(feature = "sqlite")]
+fn sqlite_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx::Sqlite>> {
+    use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
+    let connect = SqliteConnectOptions::from_str(url).map_err(|e| database_error(format!("reading the URL {url}"), e))?;
+    let connect = connect
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Full)
+        .busy_timeout(options.connect_timeout)
+        // Checkpoints write pages back one by one; rarer ones write hot pages once.
+        .pragma("wal_autocheckpoint", "4000");
+    let pool = |n| {
+        // An idle connection costs nothing, and the only one to a database in memory is the database.
+        let pool = PoolOptions::new().max_connections(n).acquire_timeout(options.connect_timeout);
+        pool.idle_timeout(None).max_lifetime(None).test_before_acquire(false)
+    };
+    let writer = pool(1).connect_lazy_with(connect.clone());
+    if url.contains(":memory:") || url.contains("mode=memory") {
+        return Ok(Pair { rest: writer.clone(), first: writer });
+    }
+    Ok(Pair { first: writer, rest: pool(options.max_connections.max(2) - 1).connect_lazy_with(connect) })
+}
+
+/// How many connections are kept for inserts: one flush at a time, and callers' single ones.
+fn insert_share(options: &StoreOptions) -> u32 {
+    (options.max_connections / 4).max(1)
+}
+
+#[cfg(feature = "postgres")]
+fn postgres_options(url: &str) -> sqlx::Result<(sqlx::postgres::PgConnectOptions, sqlx::postgres::PgConnectOptions)> {
+    let options = sqlx::postgres::PgConnectOptions::from_str(url)?.application_name("redrive");
+    let with = |lock_timeout| {
+        let options = options.clone().options([("lock_timeout", lock_timeout), ("default_transaction_isolation", "read\\ committed")]);
+        options.statement_cache_capacity(200)
+    };
+    Ok((with("50ms"), with("10s")))
+}
+
+#[cfg(feature = "postgres")]
+fn postgres_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx::Postgres>> {
+    let (first, rest) = postgres_options(url).map_err(|e| database_error("reading the database URL", e))?;
+    let pool = |n| PoolOptions::new().max_connections(n).acquire_timeout(options.connect_timeout).test_before_acquire(false);
+    let share = insert_share(options);
+    Ok(Pair {
+        first: pool(share).connect_lazy_with(first),
+        rest: pool((options.max_connections - share).max(1)).connect_lazy_with(rest),
+    })
+}
+
+#[cfg(feature = "mysql")]
+fn mysql_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx::MySql>> {
+    let connect = sqlx::mysql::MySqlConnectOptions::from_str(url).map_err(|e| database_error("reading the database URL", e))?;
+    let connect = connect.statement_cache_capacity(200);
+    let pool = |n, set_up: &'static str| {
+        let pool = PoolOptions::new().max_connections(n).acquire_timeout(options.connect_timeout).test_before_acquire(false);
+        pool.after_connect(move |c, _| {
+            Box::pin(async move {
+                let mut c = Connection::from(c);
+                // MySQL and MariaDB spell the variable differently; both know the statement.
+                c.script("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED".into()).await?;
+                c.script(set_up.into()).await
+            })
+        })
+    };
+    let share = insert_share(options);
+    Ok(Pair {
+        first: pool(share, "SET SESSION innodb_lock_wait_timeout = 1").connect_lazy_with(connect.clone()),
+        rest: pool((options.max_connections - share).max(1), "SET SESSION innodb_lock_wait_timeout = 10").connect_lazy_with(connect),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn server_versions() {
+        assert_eq!(numbers("15.18 (Debian 15.18-0+deb12u1)"), [15, 18]);
+        assert_eq!(numbers("5.5.5-10.11.19-MariaDB-0+deb12u1"), [10, 11]);
+        assert_eq!(numbers("8.4.0"), [8, 4]);
+    }
+}

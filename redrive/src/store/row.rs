@@ -1,0 +1,319 @@
+//! Tasks as rows: the columns that `retry_task`, `retry_dead` and `retry_archive` have in common, and the two
+//! directions between them and a [`Task`]. And how many rows go into one statement.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::classify::Kind;
+use crate::clock::{Timestamp, millis};
+use crate::id::TaskId;
+use crate::policy::Policy;
+use crate::task::{Business, Lane, LastError, NodeNumber, Status, StopRequest, Task, default_policy};
+
+use super::db::{Columns, Connection, Dialect, Query, Row, Value, query};
+
+/// The columns that are read, in the order of [`read_task`]; `shard` and `backoff_strategy` follow from the others.
+pub(super) const COLUMNS: [&str; 35] = [
+    "id", "lane", "method_name", "params_json", "task_key", "business_type", "business_id", "status", "policy",
+    "max_attempts", "max_retry_duration", "deadline", "attempt_count", "crashes", "postponements", "wakes",
+    "next_retry_time", "priority", "dedup_for", "created_at", "updated_at", "first_failed_at", "last_error_kind",
+    "last_error_msg", "last_error_time", "history", "version", "locked_by", "locked_at", "cancel_requested",
+    "notified_at", "traceparent", "origin_id", "created_by", "updated_by",
+];
+
+/// The columns that are written: [`COLUMNS`] and the two that follow from them.
+pub(super) fn written_columns() -> Vec<&'static str> {
+    COLUMNS.iter().copied().chain(["shard", "backoff_strategy"]).collect()
+}
+
+/// `t.id, t.lane, …`
+pub(super) fn column_list(prefix: &str) -> String {
+    COLUMNS.map(|c| format!("{prefix}{c}")).join(", ")
+}
+
+/// The values of [`written_columns`].
+pub(super) fn write_task(task: &Task) -> Vec<Value<'_>> {
+    let error = task.last_error.as_ref();
+    let mut values: Vec<Value<'_>> = Vec::with_capacity(COLUMNS.len() + 8); // and some for the tables with more
+    values.extend([
+        task.id.into(),
+        task.lane.into(),
+        Value::from(&*task.method),
+        Value::from(&*task.params),
+        task.key.as_deref().into(),
+        task.business.as_ref().map(|b| &*b.kind).into(),
+        task.business.as_ref().map(|b| &*b.id).into(),
+        Value::from(i64::from(task.status == Status::Running)),
+        stored_policy(&task.policy).into(),
+        task.policy.max_attempts.map(i64::from).into(),
+        task.policy.max_duration.map(millis).into(),
+        task.policy.deadline.into(),
+        task.attempts.into(),
+        task.crashes.into(),
+        task.postponements.into(),
+        task.wakes.into(),
+        task.due.into(),
+        Value::from(i64::from(task.priority)),
+        millis(task.dedup_for).into(),
+        task.created_at.into(),
+        task.updated_at.into(),
+        task.first_failed_at.into(),
+        error.map(|e| e.kind.as_str()).into(),
+        error.map(|e| &*e.message).into(),
+        error.map(|e| e.at).into(),
+        stored_history(task).into(),
+        task.version.into(),
+        Value::from(task.locked_by.map_or(0, |n| n.0)),
+        Value::from(task.locked_at.map_or(0, Timestamp::as_millis)),
+        Value::from(task.stop as i64),
+        task.notified_at.into(),
+        task.traceparent.as_deref().into(),
+        task.origin_id.into(),
+        task.created_by.as_deref().into(),
+        task.updated_by.as_deref().into(),
+        task.shard().into(),
+        stored_backoff(&task.policy).into(),
+    ]);
+    values
+}
+
+/// The columns in which a policy is stored, beside `max_attempts`, `max_retry_duration` and `deadline`.
+pub(super) fn stored_policy(policy: &Arc<Policy>) -> Option<String> {
+    if Arc::ptr_eq(policy, &default_policy()) {
+        return None;
+    }
+    let rest = Policy { max_attempts: Policy::default().max_attempts, max_duration: None, deadline: None, ..(**policy).clone() };
+    // Writing a policy as JSON cannot fail: it has no maps and no foreign types.
+    (rest != Policy::default()).then(|| serde_json::to_string(&rest).unwrap_or_default())
+}
+
+/// The name of the backoff, if it is not the default one.
+pub(super) fn stored_backoff(policy: &Policy) -> Option<&'static str> {
+    Some(policy.backoff.name()).filter(|name| *name != "EXPONENTIAL")
+}
+
+pub(super) fn stored_history(task: &Task) -> Option<String> {
+    (!task.history.is_empty()).then(|| serde_json::to_string(&task.history).unwrap_or_default())
+}
+
+/// A task from the columns of [`COLUMNS`].
+pub(super) fn read_task(row: &Row) -> sqlx::Result<Task> {
+    read_columns(&mut row.columns())
+}
+
+/// The same, leaving the reader behind them.
+pub(super) fn read_columns(c: &mut Columns<'_>) -> sqlx::Result<Task> {
+    let id = TaskId::from_i64(c.int()?);
+    let lane = Lane(narrow(c.int()?)?);
+    let (method, params) = (c.text()?.to_owned(), c.text()?.to_owned());
+    let key = c.opt_text()?.map(str::to_owned);
+    let business = match (c.opt_text()?, c.opt_text()?) {
+        (Some(kind), Some(id)) => Some(Business { kind: kind.to_owned(), id: id.to_owned() }),
+        _ => None,
+    };
+    let status = if c.int()? == 1 { Status::Running } else { Status::Pending };
+    let policy = read_policy(id, c.opt_text()?, c.opt_int()?, c.opt_int()?, c.opt_int()?)?;
+    let (attempts, crashes, postponements, wakes) =
+        (narrow(c.int()?)?, narrow(c.int()?)?, narrow(c.int()?)?, narrow(c.int()?)?);
+    let due = Timestamp::from_millis(c.int()?);
+    let priority = narrow(c.int()?)?;
+    let dedup_for = duration(c.int()?);
+    let (created_at, updated_at) = (Timestamp::from_millis(c.int()?), Timestamp::from_millis(c.int()?));
+    let first_failed_at = time(c)?;
+    let last_error = read_error(c)?;
+    let history = c.opt_text()?.and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default();
+    let version = narrow(c.int()?)?;
+    let locked_by = Some(c.int()?).filter(|n| *n != 0).map(NodeNumber);
+    let locked_at = Some(c.int()?).filter(|at| *at != 0).map(Timestamp::from_millis);
+    let stop = match c.int()? {
+        1 => StopRequest::Cancel,
+        2 => StopRequest::Fail,
+        _ => StopRequest::None,
+    };
+    Ok(Task {
+        id, lane, method, params, key, business, status, policy, attempts, crashes, postponements, wakes, due, priority,
+        dedup_for, created_at, updated_at, first_failed_at, last_error, history, version, locked_by, locked_at, stop,
+        notified_at: time(c)?,
+        traceparent: c.opt_text()?.map(str::to_owned),
+        origin_id: c.opt_int()?.map(TaskId::from_i64),
+        created_by: c.opt_text()?.map(str::to_owned),
+        updated_by: c.opt_text()?.map(str::to_owned),
+    })
+}
+
+fn read_error(c: &mut Columns<'_>) -> sqlx::Result<Option<LastError>> {
+    let (kind, message, at) = (c.opt_text()?, c.opt_text()?, time(c)?);
+    Ok(kind.zip(at).map(|(kind, at)| LastError {
+        kind: Kind::from(kind.to_owned()),
+        message: message.unwrap_or_default().to_owned(),
+        at,
+    }))
+}
+
+/// A stored policy. One that cannot be read (written by a later version, or by hand) must not stop the task: it goes
+/// on under the default one and its own limits, which have columns of their own.
+fn read_policy(
+    id: TaskId,
+    json: Option<&str>,
+    max_attempts: Option<i64>,
+    max_duration: Option<i64>,
+    deadline: Option<i64>,
+) -> sqlx::Result<Arc<Policy>> {
+    let max_attempts = max_attempts.map(narrow).transpose()?;
+    let default = default_policy();
+    if json.is_none() && max_attempts == default.max_attempts && max_duration.is_none() && deadline.is_none() {
+        return Ok(default);
+    }
+    let rest = json.map_or_else(|| Ok(Policy::default()), serde_json::from_str).unwrap_or_else(|e| {
+        tracing::error!(task = %id, error = %e, "the stored policy cannot be read; the default one is used");
+        Policy::default()
+    });
+    Ok(Arc::new(Policy {
+        max_attempts,
+        max_duration: max_duration.map(duration),
+        deadline: deadline.map(Timestamp::from_millis),
+        ..rest
+    }))
+}
+
+pub(super) fn time(c: &mut Columns<'_>) -> sqlx::Result<Option<Timestamp>> {
+    Ok(c.opt_int()?.map(Timestamp::from_millis))
+}
+
+fn duration(ms: i64) -> Duration {
+    Duration::from_millis(u64::try_from(ms).unwrap_or(0))
+}
+
+pub(super) fn narrow<T: TryFrom<i64>>(n: i64) -> sqlx::Result<T> {
+    T::try_from(n).map_err(|_| sqlx::Error::Decode(format!("{n} is out of range").into()))
+}
+
+/// Inserts many rows, all with the same columns. `suffix` (with its values) is what follows them: a conflict clause,
+/// RETURNING. What it returns is put together from all statements.
+pub(super) async fn insert_rows<'q>(
+    c: &mut Connection<'_>,
+    table: &str,
+    columns: &[&str],
+    rows: Vec<Vec<Value<'q>>>,
+    suffix: &str,
+    suffix_values: &[Value<'q>],
+) -> sqlx::Result<Vec<Row>> {
+    let into = format!("INSERT INTO {table} ({})", columns.join(", "));
+    if c.dialect() == Dialect::Postgres {
+        let (source, values) = unnest(rows);
+        let sql = format!("{into} SELECT * FROM {source} {suffix}");
+        return c.rows(query(sql).bind_all(values).bind_all(suffix_values.iter().cloned())).await;
+    }
+    let mut returned = Vec::new();
+    let row = format!("({})", vec!["?"; columns.len()].join(", "));
+    let mut rows = rows.into_iter();
+    while rows.len() > 0 {
+        let n = statement_size(rows.len(), columns.len());
+        let sql = format!("{into} VALUES {} {suffix}", vec![&*row; n].join(", "));
+        let values = rows.by_ref().take(n).flatten();
+        returned.extend(c.rows(query(sql).bind_all(values).bind_all(suffix_values.iter().cloned())).await?);
+    }
+    Ok(returned)
+}
+
+/// How many of `rows` go into the next statement: a power of two, so that few different statements are prepared; at
+/// most 512, and no more values than SQLite takes (32,766).
+fn statement_size(rows: usize, columns: usize) -> usize {
+    let most = rows.min(512).min(32_000 / columns.max(1)).max(1);
+    1 << most.ilog2()
+}
+
+/// Rows as PostgreSQL's `unnest(…)` of whole columns: one statement, whatever their number.
+pub(super) fn unnest<'q>(rows: Vec<Vec<Value<'q>>>) -> (String, Vec<Value<'q>>) {
+    let mut columns: Vec<Value<'q>> = Vec::new();
+    let n = rows.len();
+    for row in rows {
+        if columns.is_empty() {
+            columns = row.iter().map(|value| empty_column(value, n)).collect();
+        }
+        for (column, value) in columns.iter_mut().zip(row) {
+            match (column, value) {
+                (Value::Ints(column), Value::Int(v)) => column.push(v),
+                (Value::Texts(column), Value::Text(v)) => column.push(v),
+                (Value::Hashes(column), Value::Bytes(v)) => column.push(v),
+                _ => {} // all rows come from one function, so a column has one type
+            }
+        }
+    }
+    let types: Vec<_> = columns.iter().map(array_type).collect();
+    (format!("unnest({})", types.join(", ")), columns)
+}
+
+fn empty_column<'q>(like: &Value<'q>, n: usize) -> Value<'q> {
+    match like {
+        Value::Int(_) | Value::Ints(_) => Value::Ints(Vec::with_capacity(n)),
+        Value::Text(_) | Value::Texts(_) => Value::Texts(Vec::with_capacity(n)),
+        Value::Bytes(_) | Value::Hashes(_) => Value::Hashes(Vec::with_capacity(n)),
+    }
+}
+
+fn array_type(column: &Value<'_>) -> &'static str {
+    match column {
+        Value::Int(_) | Value::Ints(_) => "?::int8[]",
+        Value::Text(_) | Value::Texts(_) => "?::text[]",
+        Value::Bytes(_) | Value::Hashes(_) => "?::bytea[]",
+    }
+}
+
+/// A table of values to join with, under the name `s`: whole columns on PostgreSQL, one JSON value elsewhere. One
+/// statement text for any number of rows.
+pub(super) struct Listed<'q> {
+    pub(super) source: String,
+    values: Vec<Value<'q>>,
+}
+
+impl<'q> Listed<'q> {
+    pub(super) fn new(dialect: Dialect, columns: &[&str], rows: Vec<Vec<Value<'q>>>) -> Self {
+        let types: Vec<_> = rows.first().map(|row| row.iter().map(|v| matches!(v, Value::Int(_))).collect()).unwrap_or_default();
+        let (source, values) = match dialect {
+            Dialect::Postgres => {
+                let (source, values) = unnest(rows);
+                (format!("{source} AS s({})", columns.join(", ")), values)
+            }
+            Dialect::Sqlite => {
+                let columns: Vec<_> = columns.iter().enumerate().map(|(i, c)| format!("value ->> {i} AS {c}")).collect();
+                (format!("(SELECT {} FROM json_each(?)) AS s", columns.join(", ")), vec![json(rows)])
+            }
+            Dialect::MySql => {
+                let column = |(i, c): (usize, &&str)| {
+                    let sql_type = if types.get(i) == Some(&true) { "BIGINT" } else { "LONGTEXT CHARACTER SET utf8mb4" };
+                    format!("{c} {sql_type} PATH '$[{i}]'")
+                };
+                let columns: Vec<_> = columns.iter().enumerate().map(column).collect();
+                (format!("JSON_TABLE(?, '$[*]' COLUMNS ({})) AS s", columns.join(", ")), vec![json(rows)])
+            }
+        };
+        Self { source, values }
+    }
+
+    pub(super) fn bind_to(self, query: Query<'q>) -> Query<'q> {
+        query.bind_all(self.values)
+    }
+}
+
+fn json<'q>(rows: Vec<Vec<Value<'_>>>) -> Value<'q> {
+    let cell = |value: &Value<'_>| match value {
+        Value::Int(v) => v.map_or_else(|| "null".to_owned(), |v| v.to_string()),
+        Value::Text(v) => serde_json::to_string(v).unwrap_or_default(),
+        _ => "null".to_owned(), // no list has binary values
+    };
+    let row = |row: &Vec<Value<'_>>| format!("[{}]", row.iter().map(cell).collect::<Vec<_>>().join(","));
+    Value::Text(Some(Cow::Owned(format!("[{}]", rows.iter().map(row).collect::<Vec<_>>().join(",")))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statements_come_in_few_sizes() {
+        assert_eq!([1, 3, 64, 1000].map(|rows| statement_size(rows, 37)), [1, 2, 64, 512]);
+        assert!(statement_size(100_000, 100) * 100 <= 32_766);
+    }
+}

@@ -1,0 +1,540 @@
+//! Ending attempts: each task goes back to wait, or leaves for where its [`Change`] says, in one transaction.
+//!
+//! *Invariants.* A change is written only if the task still is what it was when it was decided: same id, same version,
+//! and held by whom we think. Who that is, is [`Hold`]: a node that is not fenced, a node that is, or nobody. So nothing is
+//! written after a fence but what the rescuer writes. A task that leaves is inserted where it goes, deleted, and its key is
+//! released, together; its follow-up tasks are inserted with that. `locked_by` stays when a task goes back to wait: a settle
+//! whose commit was not heard of is recognised by (version + 1, our number).
+//!
+//! *Failure.* "Not ours any more" is [`Settled::Lost`], row by row. A task that a person wants stopped does not go back
+//! to wait: the update finds `cancel_requested` set, and the task is settled as that wish says.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use crate::clock::{Timestamp, millis};
+use crate::error::Result;
+use crate::id::TaskId;
+use crate::policy::OnExhausted;
+use crate::settle::{Change, DeadReason, Outcome, To, settle};
+use crate::task::{KeyHash, NewTask, NodeNumber, Status, StopRequest, Task};
+
+use super::Store;
+use super::archive::{self, EndedAs};
+use super::db::{Connection, Dialect, Query, Value, query};
+use super::hot::{Slice, read_slices};
+use super::pool::{Scope, Use, retrying};
+use super::row::{Listed, column_list, insert_rows, read_task, stored_history, write_task, written_columns};
+use super::schema::TASK_TABLE;
+
+/// A task and what is to become of it.
+#[derive(Clone, Debug)]
+pub struct Settle {
+    /// The task as it was claimed.
+    pub task: Task,
+    /// What is to be written.
+    pub change: Change,
+    /// Tasks to be written down with it: callbacks.
+    pub follow_ups: Vec<NewTask>,
+    /// If it is done: keep it in the archive, with this result (JSON).
+    pub keep: Option<Kept>,
+}
+
+/// What the archive keeps of a task that is done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Its result, as JSON.
+    pub result: Option<String>,
+}
+
+impl Settle {
+    /// A change without follow-ups.
+    pub fn new(task: Task, change: Change) -> Self {
+        Self { task, change, follow_ups: Vec::new(), keep: None }
+    }
+
+    /// Whether the row just goes: nothing is written elsewhere.
+    fn only_goes(&self) -> bool {
+        self.change.to == To::Done && self.keep.is_none() && self.follow_ups.is_empty()
+    }
+}
+
+/// What a settle did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// It is written. Where the task went: what was asked for, or what a person wanted instead.
+    Went(To),
+    /// The task was not ours any more; nothing was written.
+    Lost,
+}
+
+/// Who must hold a task for a change to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Hold {
+    /// This node, which is not fenced.
+    Node(NodeNumber),
+    /// This node, which is.
+    Fenced(NodeNumber),
+    /// Nobody: it is pending.
+    Nobody,
+}
+
+impl Hold {
+    /// The condition on `t`.
+    fn condition(self) -> &'static str {
+        match self {
+            Self::Node(_) => {
+                "t.status = 1 AND t.locked_by = ? AND EXISTS (SELECT 1 FROM redrive_node WHERE number = ? AND dead = 0)"
+            }
+            Self::Fenced(_) => {
+                "t.status = 1 AND t.locked_by = ? AND EXISTS (SELECT 1 FROM redrive_node WHERE number = ? AND dead = 1)"
+            }
+            Self::Nobody => "t.status = 0",
+        }
+    }
+
+    fn bind_to(self, query: Query<'_>) -> Query<'_> {
+        match self {
+            Self::Node(n) | Self::Fenced(n) => query.bind(n).bind(n),
+            Self::Nobody => query,
+        }
+    }
+}
+
+impl Store {
+    /// Ends attempts. The results are in the order of the settles.
+    pub async fn settle(&self, settles: Vec<Settle>, now: Timestamp) -> Result<Vec<Settled>> {
+        let mut by_hold: HashMap<Hold, Vec<usize>> = HashMap::new();
+        for (i, s) in settles.iter().enumerate() {
+            let hold = match (s.task.status, s.task.locked_by) {
+                (Status::Running, Some(node)) => Hold::Node(node),
+                _ => Hold::Nobody,
+            };
+            by_hold.entry(hold).or_default().push(i);
+        }
+        let mut results = vec![Settled::Lost; settles.len()];
+        for (hold, part) in by_hold {
+            let chosen: Vec<&Settle> = part.iter().filter_map(|i| settles.get(*i)).collect();
+            let settled = self.settle_held(&chosen, hold, now).await?;
+            for i in part {
+                if let (Some(result), Some(s)) = (results.get_mut(i), settles.get(i)) {
+                    *result = settled.get(&s.task.id).map_or(Settled::Lost, |to| Settled::Went(*to));
+                }
+            }
+        }
+        Ok(results)
+    }
+
+    /// Takes back what fenced nodes held in these slices: waiting again, or dead if it crashed too often. Gives the tasks
+    /// as they were, and where they went.
+    pub async fn rescue(&self, slices: &[Slice], dead: &[NodeNumber], now: Timestamp, limit: u32) -> Result<Vec<(Task, To)>> {
+        let mut rescued = Vec::new();
+        for node in dead {
+            let held = self.held_by(slices, *node, limit).await?;
+            let settles: Vec<_> = held.into_iter().map(|t| (settle(&t, &Outcome::Crashed, now, 0.0), t)).collect();
+            let settles: Vec<_> = settles.into_iter().map(|(change, task)| Settle::new(task, change)).collect();
+            let went = self.settle_held(&settles.iter().collect::<Vec<_>>(), Hold::Fenced(*node), now).await?;
+            rescued.extend(settles.into_iter().filter_map(|s| went.get(&s.task.id).map(|to| (s.task, *to))));
+        }
+        Ok(rescued)
+    }
+
+    /// The running tasks of a node in these slices. They stand at the head of the scan index: they were due when claimed.
+    async fn held_by(&self, slices: &[Slice], node: NodeNumber, limit: u32) -> Result<Vec<Task>> {
+        let doing = format!("looking for tasks of node {node}");
+        retrying!(self.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
+                let which = "x.status = 1 AND x.locked_by = ?";
+                let rows = read_slices(c, slices, &column_list("t."), which, &[node.into()], Timestamp::MAX, limit).await?;
+                rows.iter().map(read_task).collect()
+            })
+    }
+
+    /// Writes the changes of tasks that are all held alike. Gives where each went; those that are missing were lost.
+    pub(super) async fn settle_held(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<HashMap<TaskId, To>> {
+        let (waiting, ending): (Vec<&Settle>, Vec<&Settle>) = settles.iter().partition(|s| !s.change.to.is_final());
+        let (going, leaving): (Vec<&Settle>, Vec<&Settle>) = ending.into_iter().partition(|s| s.only_goes());
+        let mut went = HashMap::new();
+        if !going.is_empty() {
+            went.extend(self.delete_done(&going, hold, now).await?.into_iter().map(|id| (id, To::Done)));
+        }
+        let mut stopped = Vec::new();
+        if !waiting.is_empty() {
+            went.extend(self.put_back(&waiting, hold, now).await?);
+            let lost: Vec<&Settle> = waiting.into_iter().filter(|s| !went.contains_key(&s.task.id)).collect();
+            stopped = self.wanted_stopped(&lost, hold).await?;
+        }
+        let leaving: Vec<&Settle> = leaving.into_iter().chain(&stopped).collect();
+        if !leaving.is_empty() {
+            went.extend(self.move_out(&leaving, hold, now).await?);
+        }
+        Ok(went)
+    }
+
+    /// Tasks that are done and leave no trace but, perhaps, a key that outlives them.
+    async fn delete_done(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<HashSet<TaskId>> {
+        let keys = Keys::of(settles.iter().copied());
+        let alone = match self.dialect() {
+            Dialect::Postgres => keys.all_free().is_some(),
+            Dialect::Sqlite => keys.0.is_empty(),
+            Dialect::MySql => false,
+        };
+        let scope = if alone { Scope::Statement } else { Scope::Transaction };
+        let doing = describe("finishing", settles);
+        retrying!(self.pools(), Use::Write, scope, doing, |c, tried| {
+            let mut gone = delete_once(c, settles, hold, &keys, now).await?;
+            if tried > 0 {
+                // Gone already: by our earlier try, whose answer was lost. There is nothing more to do in any case.
+                let ids: Vec<TaskId> = settles.iter().map(|s| s.task.id).collect();
+                let there = super::task::existing_ids(c, TASK_TABLE, &ids).await?;
+                gone.extend(ids.into_iter().filter(|id| !there.contains(id)));
+            }
+            Ok(gone)
+        })
+    }
+
+    /// Tasks that wait again.
+    async fn put_back(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<HashMap<TaskId, To>> {
+        let doing = describe("putting back", settles);
+        let after: Vec<Task> = settles.iter().map(|s| s.task.after(&s.change, now)).collect();
+        // MySQL has to look which they were, before others can change them.
+        let scope = if self.dialect() == Dialect::MySql { Scope::Transaction } else { Scope::Statement };
+        let back = retrying!(self.pools(), Use::Write, scope, doing, |c, tried| {
+            let mut back = put_back_once(c, settles, &after, hold, now).await?;
+            if back.len() < settles.len() && tried > 0 {
+                back.extend(put_back_already(c, settles, hold).await?);
+            }
+            Ok(back)
+        })?;
+        let to = |s: &&Settle| back.contains(&s.task.id).then_some((s.task.id, s.change.to));
+        Ok(settles.iter().filter_map(to).collect())
+    }
+
+    /// Of tasks that could not be put back, those that a person wants stopped, with what is then to become of them.
+    async fn wanted_stopped(&self, settles: &[&Settle], hold: Hold) -> Result<Vec<Settle>> {
+        if settles.is_empty() {
+            return Ok(Vec::new());
+        }
+        let survivors = retrying!(self.pools(), Use::Read, Scope::Statement, "looking for tasks to stop", |c, _| survivors(c, settles, hold, false).await)?;
+        let stopped = |s: &&Settle| {
+            let stop = *survivors.get(&s.task.id)?;
+            let change = s.change.clone().obeying(stop);
+            change.to.is_final().then(|| Settle { change, task: Task { stop, ..s.task.clone() }, ..(*s).clone() })
+        };
+        Ok(settles.iter().filter_map(stopped).collect())
+    }
+
+    /// Tasks that leave for the dead letters or the archive, with their follow-ups.
+    async fn move_out(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<HashMap<TaskId, To>> {
+        let doing = describe("moving out", settles);
+        let follow_ups = self.follow_up_tasks(settles, now)?;
+        retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, tried| {
+                let ours = survivors(c, settles, hold, true).await?;
+                let leaving: Vec<&Settle> = settles.iter().copied().filter(|s| ours.contains_key(&s.task.id)).collect();
+                let gone: HashSet<TaskId> = leaving.iter().map(|s| s.task.id).collect();
+                write_where_they_go(c, &leaving, now).await?;
+                delete_ids(c, TASK_TABLE, &gone).await?;
+                Keys::of(leaving.iter().copied()).end(c, &gone, now).await?;
+                for s in &leaving {
+                    if let Some(tasks) = follow_ups.get(&s.task.id) {
+                        super::insert::insert_follow_ups(c, tasks, now).await?;
+                    }
+                }
+                let mut went: HashMap<TaskId, To> = leaving.iter().map(|s| (s.task.id, s.change.to)).collect();
+                if tried > 0 {
+                    went.extend(moved_already(c, settles).await?);
+                }
+                Ok(went)
+            })
+    }
+
+    fn follow_up_tasks(&self, settles: &[&Settle], now: Timestamp) -> Result<HashMap<TaskId, Vec<Task>>> {
+        let mut all = HashMap::new();
+        for s in settles.iter().filter(|s| !s.follow_ups.is_empty()) {
+            let made = s.follow_ups.iter().map(|new| new.clone().into_task(self.ids(), now, self.options().max_params));
+            all.insert(s.task.id, made.collect::<Result<Vec<_>>>()?);
+        }
+        Ok(all)
+    }
+}
+
+fn describe(verb: &str, settles: &[&Settle]) -> String {
+    match settles {
+        [one] => format!("{verb} task {}", one.task.id),
+        [first, rest @ ..] => format!("{verb} task {} and {} more", first.task.id, rest.len()),
+        [] => verb.into(),
+    }
+}
+
+/// Keys of tasks that end, by how long they outlive them (ms; 0: not at all).
+struct Keys(BTreeMap<i64, Vec<(KeyHash, TaskId)>>);
+
+impl Keys {
+    /// A key outlives only a task that is done: what is dead or cancelled may be asked for again.
+    fn of<'s>(settles: impl IntoIterator<Item = &'s Settle>) -> Self {
+        let mut keys: BTreeMap<i64, Vec<(KeyHash, TaskId)>> = BTreeMap::new();
+        for s in settles {
+            let Some(hash) = s.task.key_hash() else { continue };
+            let outlives = if s.change.to == To::Done { millis(s.task.dedup_for) } else { 0 };
+            keys.entry(outlives).or_default().push((hash, s.task.id));
+        }
+        keys.values_mut().for_each(|keys| keys.sort_unstable()); // in one order everywhere: no deadlocks
+        Self(keys)
+    }
+
+    /// All of them, if all just go.
+    fn all_free(&self) -> Option<&[(KeyHash, TaskId)]> {
+        match (self.0.len(), self.0.get(&0)) {
+            (0, _) => Some(&[]),
+            (1, Some(free)) => Some(free),
+            _ => None,
+        }
+    }
+
+    /// Ends the keys of the tasks that are gone, if they are still theirs.
+    async fn end(&self, c: &mut Connection<'_>, gone: &HashSet<TaskId>, now: Timestamp) -> sqlx::Result<()> {
+        for (outlives, keys) in &self.0 {
+            let keys: Vec<_> = keys.iter().filter(|(_, id)| gone.contains(id)).copied().collect();
+            let until = (*outlives > 0).then(|| now.as_millis().saturating_add(*outlives));
+            for keys in keys.chunks(512) {
+                c.execute(end_keys_query(c.dialect(), keys, until)).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn end_keys_query(dialect: Dialect, keys: &[(KeyHash, TaskId)], until: Option<i64>) -> Query<'static> {
+    let start = if until.is_some() { "UPDATE redrive_key SET expires_at = ?" } else { "DELETE FROM redrive_key" };
+    let bound = |sql: String| query(sql).bind_all(until);
+    // A key is unique and its owner is who we say: the pairs need not be matched one by one.
+    if dialect == Dialect::Postgres {
+        let hashes = Value::Hashes(keys.iter().map(|(hash, _)| Some(hash.0)).collect());
+        let owners = Value::Ints(keys.iter().map(|(_, id)| Some(id.as_i64())).collect());
+        return bound(format!("{start} WHERE key_hash = ANY(?) AND task_id = ANY(?)")).bind(hashes).bind(owners);
+    }
+    let n = keys.len().next_power_of_two();
+    let filled = || keys.iter().chain(keys.last().into_iter().cycle()).take(n);
+    let marks = vec!["?"; n].join(", ");
+    let query = bound(format!("{start} WHERE key_hash IN ({marks}) AND task_id IN ({marks})"));
+    query.bind_all(filled().map(|k| k.0)).bind_all(filled().map(|k| k.1))
+}
+
+fn cas_list<'q>(dialect: Dialect, settles: &[&Settle]) -> Listed<'q> {
+    let rows = settles.iter().map(|s| vec![s.task.id.into(), s.task.version.into()]).collect();
+    Listed::new(dialect, &["id", "version"], rows)
+}
+
+const SAME: &str = "t.id = s.id AND t.version = s.version";
+
+fn ids(rows: Vec<super::db::Row>) -> sqlx::Result<HashSet<TaskId>> {
+    rows.iter().map(|row| Ok(TaskId::from_i64(row.int()?))).collect()
+}
+
+/// Deletes those that are still ours; says which they were, where the database can.
+pub(super) fn delete_query<'q>(dialect: Dialect, settles: &[&Settle], hold: Hold) -> Query<'q> {
+    let s = cas_list(dialect, settles);
+    let (source, held) = (&s.source, hold.condition());
+    let sql = match dialect {
+        Dialect::Postgres => format!("DELETE FROM {TASK_TABLE} t USING {source} WHERE {SAME} AND {held} RETURNING t.id"),
+        Dialect::Sqlite => format!(
+            "DELETE FROM {TASK_TABLE} WHERE id IN (SELECT t.id FROM {source} CROSS JOIN {TASK_TABLE} t WHERE {SAME} AND {held}) RETURNING id"
+        ),
+        Dialect::MySql => format!("DELETE t FROM {TASK_TABLE} t JOIN {source} ON {SAME} WHERE {held}"),
+    };
+    hold.bind_to(s.bind_to(query(sql)))
+}
+
+/// On PostgreSQL the keys go in the same statement.
+fn delete_with_keys_query<'q>(settles: &[&Settle], hold: Hold, keys: &[(KeyHash, TaskId)]) -> Query<'q> {
+    let hashes = Value::Hashes(keys.iter().map(|(hash, _)| Some(hash.0)).collect());
+    let owners = Value::Ints(keys.iter().map(|(_, id)| Some(id.as_i64())).collect());
+    let freed = "freed AS (DELETE FROM redrive_key k USING unnest(?::bytea[], ?::int8[]) AS f(key_hash, id)
+                   WHERE k.key_hash = f.key_hash AND k.task_id = f.id AND f.id IN (SELECT id FROM gone))";
+    let delete = delete_query(Dialect::Postgres, settles, hold).prefixed("WITH gone AS (");
+    delete.followed_by(&format!("), {freed} SELECT id FROM gone")).bind(hashes).bind(owners)
+}
+
+async fn delete_once(
+    c: &mut Connection<'_>,
+    settles: &[&Settle],
+    hold: Hold,
+    keys: &Keys,
+    now: Timestamp,
+) -> sqlx::Result<HashSet<TaskId>> {
+    let gone = match (c.dialect(), keys.all_free()) {
+        (Dialect::Postgres, Some(free)) if !free.is_empty() => {
+            return ids(c.rows(delete_with_keys_query(settles, hold, free)).await?);
+        }
+        (Dialect::Postgres | Dialect::Sqlite, _) => ids(c.rows(delete_query(c.dialect(), settles, hold)).await?)?,
+        (Dialect::MySql, _) => delete_mysql(c, settles, hold).await?,
+    };
+    keys.end(c, &gone, now).await?;
+    Ok(gone)
+}
+
+/// Puts back those that are still ours and that nobody wants stopped; which they were.
+async fn put_back_once(
+    c: &mut Connection<'_>,
+    settles: &[&Settle],
+    after: &[Task],
+    hold: Hold,
+    now: Timestamp,
+) -> sqlx::Result<HashSet<TaskId>> {
+    let update = put_back_query(c.dialect(), settles, after, hold, now);
+    if c.dialect() != Dialect::MySql {
+        return ids(c.rows(update).await?);
+    }
+    if c.execute(update).await? == settles.len() as u64 {
+        return Ok(settles.iter().map(|s| s.task.id).collect());
+    }
+    put_back_already(c, settles, hold).await // those now bear our number and the next version, and are locked
+}
+
+/// MySQL does not say which rows a DELETE took: the survivors are locked first, and just those are deleted.
+async fn delete_mysql(c: &mut Connection<'_>, settles: &[&Settle], hold: Hold) -> sqlx::Result<HashSet<TaskId>> {
+    let ours: HashSet<TaskId> = survivors(c, settles, hold, true).await?.into_keys().collect();
+    delete_ids(c, TASK_TABLE, &ours).await?;
+    Ok(ours)
+}
+
+/// Which of these are still what they were and held so, and whether a person wants them stopped.
+async fn survivors(
+    c: &mut Connection<'_>,
+    settles: &[&Settle],
+    hold: Hold,
+    lock: bool,
+) -> sqlx::Result<HashMap<TaskId, StopRequest>> {
+    let rows = c.rows(survivors_query(c.dialect(), settles, hold, lock)).await?;
+    let read = |row: &super::db::Row| {
+        let mut columns = row.columns();
+        let id = TaskId::from_i64(columns.int()?);
+        let stop = match columns.int()? {
+            1 => StopRequest::Cancel,
+            2 => StopRequest::Fail,
+            _ => StopRequest::None,
+        };
+        Ok((id, stop))
+    };
+    rows.iter().map(read).collect()
+}
+
+pub(super) fn survivors_query<'q>(dialect: Dialect, settles: &[&Settle], hold: Hold, lock: bool) -> Query<'q> {
+    let s = cas_list(dialect, settles);
+    let lock = match dialect {
+        Dialect::Postgres if lock => "FOR UPDATE OF t",
+        Dialect::MySql if lock => "FOR UPDATE",
+        _ => "", // SQLite's transaction has the only writer
+    };
+    let (source, held) = (&s.source, hold.condition());
+    let sql = format!("SELECT t.id, t.cancel_requested FROM {source} JOIN {TASK_TABLE} t ON {SAME} WHERE {held} {lock}");
+    hold.bind_to(s.bind_to(query(sql)))
+}
+
+pub(super) fn put_back_query<'q>(dialect: Dialect, settles: &[&Settle], after: &'q [Task], hold: Hold, now: Timestamp) -> Query<'q> {
+    let columns = [
+        "id", "version", "due", "attempts", "crashes", "postponements", "first_failed", "error_kind", "error_msg", "error_time",
+        "history",
+    ];
+    let row = |(s, t): (&&Settle, &'q Task)| {
+        let error = t.last_error.as_ref();
+        vec![
+            t.id.into(),
+            s.task.version.into(),
+            t.due.into(),
+            t.attempts.into(),
+            t.crashes.into(),
+            t.postponements.into(),
+            t.first_failed_at.into(),
+            error.map(|e| e.kind.as_str()).into(),
+            error.map(|e| &*e.message).into(),
+            error.map(|e| e.at).into(),
+            stored_history(t).into(),
+        ]
+    };
+    let s = Listed::new(dialect, &columns, settles.iter().zip(after).map(row).collect());
+    let set = [
+        "status = 0", "version = t.version + 1", "next_retry_time = s.due", "attempt_count = s.attempts", "crashes = s.crashes",
+        "postponements = s.postponements", "first_failed_at = s.first_failed", "last_error_kind = s.error_kind",
+        "last_error_msg = s.error_msg", "last_error_time = s.error_time", "history = s.history", "updated_at = ?",
+    ];
+    let held = format!("{} AND t.cancel_requested = 0", hold.condition());
+    let source = &s.source;
+    if dialect == Dialect::MySql {
+        let set = set.map(|s| format!("t.{s}")).join(", ");
+        let sql = format!("UPDATE {TASK_TABLE} t JOIN {source} ON {SAME} SET {set} WHERE {held}");
+        return hold.bind_to(s.bind_to(query(sql)).bind(now));
+    }
+    let sql = format!("UPDATE {TASK_TABLE} AS t SET {} FROM {source} WHERE {SAME} AND {held} RETURNING id", set.join(", "));
+    let sql = if dialect == Dialect::Postgres { sql.replace("RETURNING id", "RETURNING t.id") } else { sql };
+    hold.bind_to(s.bind_to(query(sql).bind(now)))
+}
+
+/// Which of these wait again by our hand: the next version, with our number still on it.
+async fn put_back_already(c: &mut Connection<'_>, settles: &[&Settle], hold: Hold) -> sqlx::Result<HashSet<TaskId>> {
+    let (Hold::Node(node) | Hold::Fenced(node)) = hold else {
+        return Ok(HashSet::new());
+    };
+    let rows = settles.iter().map(|s| vec![s.task.id.into(), (s.task.version + 1).into()]).collect();
+    let s = Listed::new(c.dialect(), &["id", "version"], rows);
+    let sql = format!("SELECT t.id FROM {} JOIN {TASK_TABLE} t ON {SAME} WHERE t.status = 0 AND t.locked_by = ?", s.source);
+    ids(c.rows(s.bind_to(query(sql)).bind(node)).await?)
+}
+
+/// Which of these are among the dead letters or in the archive.
+async fn moved_already(c: &mut Connection<'_>, settles: &[&Settle]) -> sqlx::Result<HashMap<TaskId, To>> {
+    let ids: Vec<TaskId> = settles.iter().map(|s| s.task.id).collect();
+    let mut moved = super::task::existing_ids(c, "retry_dead", &ids).await?;
+    moved.extend(super::task::existing_ids(c, "retry_archive", &ids).await?);
+    Ok(settles.iter().filter(|s| moved.contains(&s.task.id)).map(|s| (s.task.id, s.change.to)).collect())
+}
+
+async fn write_where_they_go(c: &mut Connection<'_>, leaving: &[&Settle], now: Timestamp) -> sqlx::Result<()> {
+    let mut dead = Vec::new();
+    let mut archived = Vec::new();
+    for s in leaving {
+        let task = s.task.after(&s.change, now);
+        match s.change.to {
+            To::Dead(reason) => dead.push((task, reason)),
+            To::Cancelled => archived.push(archive::Entry::new(task, EndedAs::Cancelled)),
+            To::Dropped(reason) => archived.push(archive::Entry { dead_reason: Some(reason), ..archive::Entry::new(task, EndedAs::Dropped) }),
+            To::Done => {
+                if let Some(kept) = &s.keep {
+                    archived.push(archive::Entry { result: kept.result.clone(), ..archive::Entry::new(task, EndedAs::Done) });
+                }
+            }
+            To::Pending { .. } => {}
+        }
+    }
+    insert_dead(c, &dead, now).await?;
+    archive::insert(c, &archived, now).await
+}
+
+/// Dead letters; those whose policy says *escalate* are to be reminded of from now on.
+async fn insert_dead(c: &mut Connection<'_>, dead: &[(Task, DeadReason)], now: Timestamp) -> sqlx::Result<()> {
+    if dead.is_empty() {
+        return Ok(());
+    }
+    let mut columns = written_columns();
+    columns.extend(["dead_at", "dead_reason", "next_remind_time"]);
+    let mut rows = Vec::with_capacity(dead.len());
+    for (task, reason) in dead {
+        let remind = (task.policy.on_exhausted == OnExhausted::Escalate).then_some(now);
+        let mut values = write_task(task);
+        values.extend([now.into(), Value::from(reason.as_str()), remind.into()]);
+        rows.push(values);
+    }
+    insert_rows(c, "retry_dead", &columns, rows, "", &[]).await.map(|_| ())
+}
+
+/// Deletes rows that this transaction has locked.
+pub(super) async fn delete_ids(c: &mut Connection<'_>, table: &str, ids: &HashSet<TaskId>) -> sqlx::Result<()> {
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let s = Listed::new(c.dialect(), &["id"], ids.iter().map(|id| vec![(*id).into()]).collect());
+    let sql = match c.dialect() {
+        Dialect::Postgres => format!("DELETE FROM {table} t USING {} WHERE t.id = s.id", s.source),
+        Dialect::Sqlite => format!("DELETE FROM {table} WHERE id IN (SELECT s.id FROM {})", s.source),
+        Dialect::MySql => format!("DELETE t FROM {table} t JOIN {} ON t.id = s.id", s.source),
+    };
+    c.execute(s.bind_to(query(sql))).await.map(|_| ())
+}

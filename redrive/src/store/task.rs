@@ -1,0 +1,220 @@
+//! Looking at tasks, and what people do to them.
+//!
+//! A pending task is changed by compare-and-set on its version. On a running one only columns outside the fence are
+//! touched: a wish to stop it, its policy. Its owner sees them when it settles.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::clock::{Timestamp, millis};
+use crate::error::{Error, Result};
+use crate::id::TaskId;
+use crate::policy::Policy;
+use crate::settle::{DeadReason, To};
+use crate::task::{Lane, Status, StopRequest, Task};
+
+use super::Store;
+use super::db::{Connection, Query, Value, query};
+use super::pool::{Scope, Use, retrying};
+use super::row::{Listed, column_list, read_task, stored_backoff, stored_policy};
+use super::schema::TASK_TABLE;
+use super::settle::{Hold, Settle};
+
+/// Which tasks to list. All that is given must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TaskFilter {
+    /// Pending or running.
+    pub status: Option<Status>,
+    /// Of this method.
+    pub method: Option<String>,
+    /// With this key.
+    pub key: Option<String>,
+    /// About a business of this type.
+    pub business_type: Option<String>,
+    /// About this business id.
+    pub business_id: Option<String>,
+    /// Whose last error is of this kind.
+    pub error_kind: Option<String>,
+    /// Created at or after.
+    pub created_from: Option<Timestamp>,
+    /// Created before.
+    pub created_before: Option<Timestamp>,
+    /// The page after this one: the last id of the page before.
+    pub after: Option<TaskId>,
+}
+
+/// What a request to stop a task did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancelled {
+    /// It was pending, and has ended.
+    Ended,
+    /// It is running; its owner knows, and ends it after this attempt unless that succeeds.
+    Requested,
+}
+
+impl TaskFilter {
+    /// `WHERE …`, newest first, one page.
+    pub(super) fn query<'q>(&'q self, select: &str, table: &str, limit: u32) -> Query<'q> {
+        let mut conditions = vec!["1 = 1".to_owned()];
+        let mut values = Vec::new();
+        let mut add = |condition: &str, value: Value<'q>| {
+            conditions.push(condition.to_owned());
+            values.push(value);
+        };
+        if let Some(status) = self.status {
+            add("status = ?", i64::from(status == Status::Running).into());
+        }
+        if let Some(method) = &self.method {
+            add("lane = ?", Lane::of(method).into()); // the index knows lanes
+            add("method_name = ?", (&**method).into());
+        }
+        let texts = [
+            ("task_key = ?", &self.key),
+            ("business_type = ?", &self.business_type),
+            ("business_id = ?", &self.business_id),
+            ("last_error_kind = ?", &self.error_kind),
+        ];
+        for (condition, text) in texts {
+            if let Some(text) = text {
+                add(condition, (&**text).into());
+            }
+        }
+        if let Some(from) = self.created_from {
+            add("id >= ?", TaskId::first_at(from).into());
+        }
+        if let Some(before) = self.created_before {
+            add("id < ?", TaskId::first_at(before).into());
+        }
+        if let Some(after) = self.after {
+            add("id < ?", after.into());
+        }
+        let sql = format!("SELECT {select} FROM {table} WHERE {} ORDER BY id DESC LIMIT ?", conditions.join(" AND "));
+        query(sql).bind_all(values).bind(limit)
+    }
+}
+
+impl Store {
+    /// A task, if it is in the task table.
+    pub async fn get(&self, id: TaskId) -> Result<Option<Task>> {
+        let doing = format!("reading task {id}");
+        retrying!(self.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
+                c.row(get_query(id)).await?.as_ref().map(read_task).transpose()
+            })
+    }
+
+    /// Tasks, newest first, one page at a time.
+    pub async fn list(&self, filter: &TaskFilter, limit: u32) -> Result<Vec<Task>> {
+        retrying!(self.pools(), Use::Read, Scope::Statement, "listing tasks", |c, _| {
+                let rows = c.rows(filter.query(&column_list(""), TASK_TABLE, limit)).await?;
+                rows.iter().map(read_task).collect()
+            })
+    }
+
+    /// Cancels a task: at once if it is pending, after its attempt (unless that succeeds) if it is running.
+    pub async fn cancel(&self, id: TaskId, now: Timestamp) -> Result<Cancelled> {
+        self.stop(id, StopRequest::Cancel, now).await
+    }
+
+    /// Fails a task by hand: it becomes a dead letter, at once or after its attempt (unless that succeeds).
+    pub async fn fail(&self, id: TaskId, now: Timestamp) -> Result<Cancelled> {
+        self.stop(id, StopRequest::Fail, now).await
+    }
+
+    /// It may change hands between looking and acting; then it is looked at again.
+    async fn stop(&self, id: TaskId, wish: StopRequest, now: Timestamp) -> Result<Cancelled> {
+        loop {
+            let task = self.get(id).await?.ok_or_else(|| not_found(id))?;
+            if task.status == Status::Running {
+                if self.request_stop(&task, wish).await? {
+                    return Ok(Cancelled::Requested);
+                }
+                continue;
+            }
+            let to = if wish == StopRequest::Fail { To::Dead(DeadReason::FailedByHand) } else { To::Cancelled };
+            let settle = Settle::new(task.clone(), task.unchanged(to));
+            if self.settle_held(&[&settle], Hold::Nobody, now).await?.contains_key(&id) {
+                return Ok(Cancelled::Ended);
+            }
+        }
+    }
+
+    /// Leaves a wish on a running task. It does not move the version: the owner's settle must find what it claimed.
+    async fn request_stop(&self, task: &Task, wish: StopRequest) -> Result<bool> {
+        let doing = format!("asking to stop task {}", task.id);
+        retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
+                let sql = format!("UPDATE {TASK_TABLE} SET cancel_requested = ? WHERE id = ? AND version = ? AND status = 1");
+                Ok(c.execute(query(sql).bind(wish as i64).bind(task.id).bind(task.version)).await? == 1)
+            })
+    }
+
+    /// Makes a pending task due now.
+    pub async fn retry_now(&self, id: TaskId, by: Option<&str>, now: Timestamp) -> Result<()> {
+        let doing = format!("making task {id} due now");
+        let sql = format!("UPDATE {TASK_TABLE} SET next_retry_time = ?, updated_at = ?, updated_by = ? WHERE id = ? AND status = 0");
+        let edit = query(sql).bind(now).bind(now).bind(by).bind(id);
+        let done = retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| c.execute(edit.clone()).await)?;
+        if done == 1 {
+            return Ok(());
+        }
+        match self.get(id).await? {
+            None => Err(not_found(id)),
+            Some(_) => Err(Error::Conflict { doing: "retry now", id: id.to_string(), why: "it is running already".into() }),
+        }
+    }
+
+    /// Gives a task another policy. If it is running, it counts from the next attempt on.
+    pub async fn edit_policy(&self, id: TaskId, policy: &Arc<Policy>, by: Option<&str>, now: Timestamp) -> Result<()> {
+        policy.validate()?;
+        let doing = format!("changing the policy of task {id}");
+        let done = retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| c.execute(policy_edit(id, policy, by, now)).await)?;
+        if done == 1 { Ok(()) } else { Err(not_found(id)) }
+    }
+
+    /// Notes that people were told that these tasks keep failing.
+    pub async fn mark_notified(&self, ids: &[TaskId], now: Timestamp) -> Result<()> {
+        for table in [TASK_TABLE, "retry_dead"] {
+            retrying!(self.pools(), Use::Write, Scope::Statement, "noting sent notices", |c, _| {
+                    for id in ids {
+                        let sql = format!("UPDATE {table} SET notified_at = ? WHERE id = ? AND notified_at IS NULL");
+                        c.execute(query(sql).bind(now).bind(*id)).await?;
+                    }
+                    Ok(())
+                })?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn get_query<'q>(id: TaskId) -> Query<'q> {
+    query(format!("SELECT {} FROM {TASK_TABLE} WHERE id = ?", column_list(""))).bind(id)
+}
+
+fn not_found(id: TaskId) -> Error {
+    Error::NotFound { what: "task", id: id.to_string() }
+}
+
+pub(super) fn policy_edit<'q>(id: TaskId, policy: &'q Arc<Policy>, by: Option<&'q str>, now: Timestamp) -> Query<'q> {
+    let sql = format!(
+        "UPDATE {TASK_TABLE} SET policy = ?, max_attempts = ?, max_retry_duration = ?, deadline = ?, backoff_strategy = ?, \
+         updated_at = ?, updated_by = ? WHERE id = ?"
+    );
+    query(sql)
+        .bind(stored_policy(policy))
+        .bind(policy.max_attempts.map(i64::from))
+        .bind(policy.max_duration.map(millis))
+        .bind(policy.deadline)
+        .bind(stored_backoff(policy))
+        .bind(now)
+        .bind(by)
+        .bind(id)
+}
+
+/// Which of these ids a table has.
+pub(super) async fn existing_ids(c: &mut Connection<'_>, table: &str, ids: &[TaskId]) -> sqlx::Result<HashSet<TaskId>> {
+    if ids.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let s = Listed::new(c.dialect(), &["id"], ids.iter().map(|id| vec![(*id).into()]).collect());
+    let sql = format!("SELECT t.id FROM {} JOIN {table} t ON t.id = s.id", s.source);
+    c.rows(s.bind_to(query(sql))).await?.iter().map(|row| Ok(TaskId::from_i64(row.int()?))).collect()
+}

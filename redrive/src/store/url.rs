@@ -1,0 +1,97 @@
+//! Database URLs: which database, which hosts, and how to show one without its password.
+
+use crate::error::{Error, Result};
+
+use super::db::Dialect;
+
+/// A database URL, taken apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Url {
+    pub(super) dialect: Dialect,
+    /// One URL a host, in the order in which they are tried, as sqlx wants them.
+    pub(super) hosts: Vec<String>,
+    /// To be shown: without the password.
+    pub(super) shown: String,
+}
+
+impl Url {
+    /// `scheme://[user[:password]@]host[:port][,host[:port]…]/database[?options]`, or `sqlite:…`.
+    pub(super) fn parse(url: &str) -> Result<Self> {
+        let (scheme, rest) = url.split_once(':').ok_or_else(|| unknown_scheme(""))?;
+        let dialect = match scheme {
+            "sqlite" => Dialect::Sqlite,
+            "postgres" | "postgresql" => Dialect::Postgres,
+            "mysql" | "mariadb" => Dialect::MySql,
+            other => return Err(unknown_scheme(other)),
+        };
+        if dialect == Dialect::Sqlite {
+            return Ok(Self { dialect, hosts: vec![url.into()], shown: url.into() });
+        }
+        let rest = rest.strip_prefix("//").ok_or_else(|| Error::invalid("url", format!("must begin with {scheme}://")))?;
+        let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        let (login, hosts) = match authority.rsplit_once('@') {
+            Some((login, hosts)) => (format!("{login}@"), hosts),
+            None => (String::new(), authority),
+        };
+        if hosts.split(',').any(str::is_empty) {
+            return Err(Error::invalid("url", "has an empty host"));
+        }
+        let scheme = if dialect == Dialect::MySql { "mysql" } else { scheme }; // sqlx does not know mariadb://
+        let user = login.split([':', '@']).next().unwrap_or_default();
+        let shown_login = match (login.is_empty(), login.contains(':')) {
+            (true, _) => String::new(),
+            (false, true) => format!("{user}:***@"),
+            (false, false) => format!("{user}@"),
+        };
+        // Options may hold secrets (`?password=…`), so they are not shown either.
+        let shown_path = path.split('?').next().unwrap_or_default();
+        Ok(Self {
+            dialect,
+            hosts: hosts.split(',').map(|host| format!("{scheme}://{login}{host}{path}")).collect(),
+            shown: format!("{scheme}://{shown_login}{hosts}{shown_path}"),
+        })
+    }
+}
+
+fn unknown_scheme(scheme: &str) -> Error {
+    Error::invalid(
+        "url",
+        format!(
+            "unknown scheme {scheme:?}; use sqlite://file.db, sqlite::memory:, postgres://user@host/database, \
+             mysql://user@host/database or mariadb://user@host/database"
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_hosts_are_an_ordered_list() {
+        let url = Url::parse("postgres://me:secret@a:1,b,[::1]:3/db?sslmode=disable").unwrap();
+        assert_eq!(
+            url.hosts,
+            ["a:1", "b", "[::1]:3"].map(|h| format!("postgres://me:secret@{h}/db?sslmode=disable"))
+        );
+        assert_eq!(url.shown, "postgres://me:***@a:1,b,[::1]:3/db");
+    }
+
+    #[test]
+    fn schemes() {
+        for (url, dialect) in [
+            ("sqlite::memory:", Dialect::Sqlite),
+            ("sqlite://x.db", Dialect::Sqlite),
+            ("postgresql://h/d", Dialect::Postgres),
+            ("mariadb://h/d", Dialect::MySql),
+        ] {
+            assert_eq!(Url::parse(url).unwrap().dialect, dialect, "{url}");
+        }
+        assert_eq!(Url::parse("mariadb://h/d").unwrap().hosts, ["mysql://h/d"]);
+        for bad in ["", "nonsense", "oracle://h/d", "postgres:h/d", "mysql://a,,b/d", "postgres://"] {
+            assert!(Url::parse(bad).is_err(), "{bad:?}");
+        }
+        let said = Url::parse("oracle://me:secret@h/d").unwrap_err().to_string();
+        assert!(said.contains("oracle") && !said.contains("secret"), "{said}");
+    }
+}

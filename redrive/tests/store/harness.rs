@@ -1,0 +1,213 @@
+//! A fresh database for each test, and what tests say often.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use redrive::store::{Claimed, Due, Registration, Settle, Settled, Slice};
+use redrive::{
+    Enqueued, Failure, Lane, NewTask, NodeNumber, Outcome, SHARDS, Store, StoreOptions, Task, TaskId, Timestamp, settle,
+};
+use sqlx::{AssertSqlSafe, Connection as _, Row as _};
+
+/// Stamps tests for each database: `stores!(a_test, another_test);` for `async fn a_test(db: Db)`.
+macro_rules! stores {
+    ($($test:ident),* $(,)?) => {
+        mod sqlite { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $test() {
+            super::$test(crate::harness::Db::fresh(crate::harness::Kind::Sqlite).await).await;
+        } )* }
+        mod postgres { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $test() {
+            super::$test(crate::harness::Db::fresh(crate::harness::Kind::Postgres).await).await;
+        } )* }
+        mod mysql { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $test() {
+            super::$test(crate::harness::Db::fresh(crate::harness::Kind::MySql).await).await;
+        } )* }
+    };
+}
+pub(crate) use stores;
+
+/// The time of all tests: nothing here waits for a clock.
+pub const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+
+pub fn later(seconds: u64) -> Timestamp {
+    NOW + Duration::from_secs(seconds)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Sqlite,
+    Postgres,
+    MySql,
+}
+
+/// A database of one's own.
+pub struct Db {
+    pub kind: Kind,
+    pub url: String,
+    pub store: Store,
+    _dir: Option<tempfile::TempDir>,
+}
+
+static COUNTER: AtomicU32 = AtomicU32::new(0);
+
+pub fn server_url(kind: Kind) -> String {
+    let variable = if kind == Kind::Postgres { "REDRIVE_TEST_POSTGRES" } else { "REDRIVE_TEST_MYSQL" };
+    std::env::var(variable).unwrap_or_else(|_| {
+        panic!("{variable} is not set: run scripts/test, or `eval \"$(scripts/db env)\"` first, or leave this store out with --skip")
+    })
+}
+
+/// An empty database, and its URL.
+pub async fn fresh_url(kind: Kind) -> (String, Option<tempfile::TempDir>) {
+    let name = format!("t{}_{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
+    match kind {
+        Kind::Sqlite => {
+            let dir = tempfile::tempdir().unwrap();
+            (format!("sqlite://{}", dir.path().join("redrive.db").display()), Some(dir))
+        }
+        Kind::Postgres => {
+            let server = server_url(kind);
+            let mut c = sqlx::PgConnection::connect(&server).await.unwrap();
+            sqlx::raw_sql(AssertSqlSafe(format!("DROP SCHEMA IF EXISTS {name} CASCADE; CREATE SCHEMA {name}"))).execute(&mut c).await.unwrap();
+            (format!("{server}?options[search_path]={name}"), None)
+        }
+        Kind::MySql => {
+            let server = server_url(kind);
+            let mut c = sqlx::MySqlConnection::connect(&server).await.unwrap();
+            sqlx::raw_sql(AssertSqlSafe(format!("DROP DATABASE IF EXISTS {name}; CREATE DATABASE {name}"))).execute(&mut c).await.unwrap();
+            let (base, _) = server.rsplit_once('/').unwrap();
+            (format!("{base}/{name}"), None)
+        }
+    }
+}
+
+pub fn options() -> StoreOptions {
+    let mut options = StoreOptions::default();
+    options.max_connections = 8;
+    options
+}
+
+impl Db {
+    pub async fn fresh(kind: Kind) -> Self {
+        let (url, dir) = fresh_url(kind).await;
+        let store = Store::open_with(&url, options()).await.unwrap();
+        Self { kind, url, store, _dir: dir }
+    }
+
+    /// Another process, as it were.
+    pub async fn another(&self) -> Store {
+        Store::open_with(&self.url, options()).await.unwrap()
+    }
+
+    /// Runs SQL as someone else; the first column of the first row, if there is one.
+    pub async fn sql(&self, sql: &str) -> Option<i64> {
+        let mut raw = Raw::connect(self).await;
+        raw.sql(sql).await.unwrap()
+    }
+
+    pub async fn count(&self, table: &str) -> i64 {
+        self.sql(&format!("SELECT COUNT(*) FROM {table}")).await.unwrap()
+    }
+}
+
+/// A plain connection with its own transactions: an application beside redrive.
+pub enum Raw {
+    Sqlite(sqlx::SqliteConnection),
+    Postgres(sqlx::PgConnection),
+    MySql(sqlx::MySqlConnection),
+}
+
+macro_rules! each {
+    ($raw:expr, $c:ident => $body:expr) => {
+        match $raw {
+            Raw::Sqlite($c) => $body,
+            Raw::Postgres($c) => $body,
+            Raw::MySql($c) => $body,
+        }
+    };
+}
+
+impl Raw {
+    pub async fn connect(db: &Db) -> Self {
+        match db.kind {
+            Kind::Sqlite => Self::Sqlite(sqlx::SqliteConnection::connect(&db.url).await.unwrap()),
+            Kind::Postgres => Self::Postgres(sqlx::PgConnection::connect(&db.url).await.unwrap()),
+            Kind::MySql => Self::MySql(sqlx::MySqlConnection::connect(&db.url).await.unwrap()),
+        }
+    }
+
+    pub async fn sql(&mut self, sql: &str) -> sqlx::Result<Option<i64>> {
+        let sql = AssertSqlSafe(sql.to_owned());
+        each!(self, c => {
+            let row = sqlx::raw_sql(sql).fetch_optional(&mut *c).await?;
+            Ok(row.and_then(|row| row.try_get::<i64, _>(0).ok()))
+        })
+    }
+
+    pub async fn begin(&mut self) {
+        let begin = if matches!(self, Self::Sqlite(_)) { "BEGIN IMMEDIATE" } else { "BEGIN" };
+        self.sql(begin).await.unwrap();
+    }
+
+    pub async fn commit(&mut self) {
+        self.sql("COMMIT").await.unwrap();
+    }
+
+    pub fn connection(&mut self) -> redrive::store::Connection<'_> {
+        each!(self, c => (&mut *c).into())
+    }
+}
+
+pub fn new(n: u64) -> NewTask {
+    NewTask::new("m", &n).unwrap()
+}
+
+pub async fn add(store: &Store, new: NewTask) -> TaskId {
+    let answers = store.insert(vec![new], NOW).await.unwrap();
+    assert!(!answers[0].existed);
+    answers[0].id
+}
+
+pub async fn add_many(store: &Store, n: u64) -> Vec<TaskId> {
+    let answers = store.insert((0..n).map(new).collect(), NOW).await.unwrap();
+    answers.iter().map(|a: &Enqueued| a.id).collect()
+}
+
+pub async fn node(store: &Store) -> NodeNumber {
+    let who = Registration { name: "test".into(), build: "1".into(), methods: vec!["m".into()] };
+    store.register(&who, NOW).await.unwrap()
+}
+
+/// All shards of the lane of method `m`.
+pub fn slices() -> Vec<Slice> {
+    slices_of("m")
+}
+
+pub fn slices_of(method: &str) -> Vec<Slice> {
+    (0..SHARDS).map(|shard| Slice { lane: Lane::of(method), shard, from: Timestamp::EPOCH }).collect()
+}
+
+pub async fn claim_all(store: &Store, node: NodeNumber, now: Timestamp) -> Claimed {
+    store.claim_due(&slices(), node, now, 10_000).await.unwrap()
+}
+
+/// One task, inserted and claimed.
+pub async fn claimed(store: &Store, new: NewTask) -> (Task, NodeNumber) {
+    let node = node(store).await;
+    add(store, new).await;
+    let mut claimed = claim_all(store, node, NOW).await;
+    assert_eq!(claimed.tasks.len(), 1);
+    (claimed.tasks.pop().unwrap(), node)
+}
+
+pub fn due_of(task: &Task) -> Due {
+    Due { id: task.id, version: task.version, due: task.due, priority: task.priority, lane: task.lane }
+}
+
+pub fn timeout() -> Outcome {
+    Outcome::Failed(Failure::retry("timeout", "no answer"))
+}
+
+pub async fn end(store: &Store, task: &Task, outcome: Outcome, now: Timestamp) -> Settled {
+    let change = settle(task, &outcome, now, 0.0);
+    store.settle(vec![Settle::new(task.clone(), change)], now).await.unwrap()[0]
+}

@@ -1,0 +1,173 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use redrive::{Backoff, Business, Failure, Jitter, Lane, NewTask, Notify, OnCrash, OnExhausted, Policy, Status};
+
+use crate::harness::*;
+
+stores!(
+    a_task_is_read_back_as_it_was_written,
+    every_field_survives_the_database,
+    text_keeps_its_case_accents_and_emoji,
+    many_in_one_go_are_all_there,
+    params_of_a_mebibyte_fit,
+    bad_input_is_refused_and_changes_nothing,
+    a_task_may_be_written_down_as_running,
+    a_first_inline_failure_is_recorded,
+    ids_of_several_processes_never_meet,
+    an_unreadable_policy_does_not_lose_the_task,
+    readable_views_show_times_and_words,
+);
+
+async fn a_task_is_read_back_as_it_was_written(db: Db) {
+    let id = add(&db.store, new(7)).await;
+    let task = db.store.get(id).await.unwrap().unwrap();
+    assert_eq!((&*task.method, &*task.params, task.status, task.due, task.created_at), ("m", "7", Status::Pending, NOW, NOW));
+    assert_eq!((task.attempts, task.version, task.locked_by), (0, 0, None));
+    assert!(task.key.unwrap().starts_with("m:"));
+    assert_eq!(*task.policy, Policy::default());
+}
+
+async fn every_field_survives_the_database(db: Db) {
+    let policy = Policy {
+        max_attempts: None,
+        max_duration: Some(Duration::from_secs(3600)),
+        deadline: Some(later(7200)),
+        backoff: Backoff::linear(Duration::from_millis(1500), Duration::from_secs(60)),
+        jitter: Jitter::Equal,
+        timeout: Some(Duration::from_secs(10)),
+        retry_for: vec!["timeout".into()],
+        no_retry_for: vec!["http.404".into()],
+        success_if: Some("result.code == 200".into()),
+        on_exhausted: OnExhausted::Escalate,
+        notify: Some(Notify::Failures(3)),
+        max_crashes: 2,
+        on_crash: OnCrash::Dead,
+    };
+    let new = NewTask::new("pay", &("a", 1))
+        .unwrap()
+        .policy(policy.clone())
+        .key("k")
+        .business("order", "42")
+        .at(later(60))
+        .priority(-5)
+        .lane(Lane(99))
+        .dedup_for(Duration::from_secs(86_400))
+        .traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+        .created_by("alice");
+    let id = add(&db.store, new).await;
+    let t = db.store.get(id).await.unwrap().unwrap();
+    assert_eq!(*t.policy, policy);
+    assert_eq!((t.key.as_deref(), t.due, t.priority, t.lane), (Some("k"), later(60), -5, Lane(99)));
+    assert_eq!(t.business, Some(Business { kind: "order".into(), id: "42".into() }));
+    assert_eq!((t.dedup_for, t.created_by.as_deref()), (Duration::from_secs(86_400), Some("alice")));
+    assert!(t.traceparent.unwrap().ends_with("-01"));
+    assert_eq!(t.params, r#"["a",1]"#);
+}
+
+async fn text_keeps_its_case_accents_and_emoji(db: Db) {
+    let keys = ["Key", "key", "kéy", "key ", "🦀", "🦞", "支付", "k'--\"\\", "<b>%_"];
+    for key in keys {
+        let id = add(&db.store, NewTask::new("m", &key).unwrap().key(key).business("类型🦀", key)).await;
+        let task = db.store.get(id).await.unwrap().unwrap();
+        assert_eq!((task.key.as_deref(), task.business.map(|b| (b.kind, b.id))), (Some(key), Some(("类型🦀".into(), key.into()))));
+    }
+    assert_eq!(db.count("retry_task").await, keys.len() as i64);
+    // And in the text of an error, which takes another way into the database.
+    let task = claim_all(&db.store, node(&db.store).await, NOW).await.tasks.pop().unwrap();
+    let said = "connexion refusée 🦀 \"quoted\" \\ back\nline\u{1}";
+    end(&db.store, &task, redrive::Outcome::Failed(Failure::retry("Kind🦀", said)), NOW).await;
+    let error = db.store.get(task.id).await.unwrap().unwrap().last_error.unwrap();
+    assert_eq!((error.kind.as_str(), &*error.message), ("Kind🦀", said));
+}
+
+async fn many_in_one_go_are_all_there(db: Db) {
+    // More than one statement on every database, keyed and not.
+    let tasks = (0..3_000).map(|n| if n % 3 == 0 { new(n).no_key() } else { new(n) }).collect();
+    let answers = db.store.insert(tasks, NOW).await.unwrap();
+    assert!(answers.iter().all(|a| !a.existed));
+    assert_eq!((db.count("retry_task").await, db.count("redrive_key").await), (3_000, 2_000));
+    for (n, answer) in answers.iter().enumerate().step_by(500) {
+        assert_eq!(db.store.get(answer.id).await.unwrap().unwrap().params, n.to_string(), "answers are in order");
+    }
+}
+
+async fn params_of_a_mebibyte_fit(db: Db) {
+    let big = "x".repeat(1024 * 1024 - 2);
+    let id = add(&db.store, NewTask::new("m", &big).unwrap()).await;
+    assert_eq!(db.store.get(id).await.unwrap().unwrap().params.len(), 1024 * 1024);
+}
+
+async fn bad_input_is_refused_and_changes_nothing(db: Db) {
+    let policy = |p: Policy| new(1).policy(p);
+    let bad = [
+        ("method", NewTask::new("m".repeat(501), &1).unwrap()),
+        ("method", NewTask::new("", &1).unwrap()),
+        ("method", NewTask::new("a\0b", &1).unwrap()),
+        ("key", new(1).key("k".repeat(256))),
+        ("key", new(1).key("\0")),
+        ("business_id", new(1).business("order", "x".repeat(101))),
+        ("business_type", new(1).business("x".repeat(51), "1")),
+        ("params", NewTask::new("m", &"x".repeat(1024 * 1024)).unwrap()),
+        ("policy.max_attempts", policy(Policy { max_attempts: Some(0), ..Policy::default() })),
+        ("policy.backoff", policy(Policy { backoff: Backoff::fixed(Duration::ZERO), ..Policy::default() })),
+        ("policy.max_duration", policy(Policy { max_duration: Some(Duration::MAX), ..Policy::default() })),
+        ("created_by", new(1).created_by("x".repeat(101))),
+    ];
+    for (field, task) in bad {
+        let said = db.store.insert(vec![new(0), task], NOW).await.unwrap_err().to_string();
+        assert!(said.contains(&format!("tasks[1].{field}")), "{field} is missing in: {said}");
+    }
+    let said = db.store.insert(vec![NewTask::new("m", &"x".repeat(2_000_000)).unwrap()], NOW).await.unwrap_err().to_string();
+    assert!(said.contains("2000002 bytes, the limit is 1048576"), "{said}");
+    assert!(NewTask::from_json("m", "{not json").is_err());
+    assert_eq!((db.count("retry_task").await, db.count("redrive_key").await), (0, 0));
+}
+
+async fn a_task_may_be_written_down_as_running(db: Db) {
+    let node = node(&db.store).await;
+    let id = add(&db.store, new(1).running_on(node)).await;
+    let task = db.store.get(id).await.unwrap().unwrap();
+    assert_eq!((task.status, task.locked_by, task.locked_at), (Status::Running, Some(node), Some(NOW)));
+    assert!(claim_all(&db.store, node, NOW).await.tasks.is_empty());
+    end(&db.store, &task, redrive::Outcome::Done, NOW).await;
+    assert_eq!(db.count("retry_task").await, 0);
+}
+
+async fn a_first_inline_failure_is_recorded(db: Db) {
+    let id = add(&db.store, new(1).after_failure(Failure::retry("timeout", "no answer"))).await;
+    let t = db.store.get(id).await.unwrap().unwrap();
+    assert_eq!((t.attempts, t.first_failed_at, t.history.len()), (1, Some(NOW), 1));
+    assert_eq!(t.last_error.unwrap().message, "no answer");
+}
+
+async fn ids_of_several_processes_never_meet(db: Db) {
+    let (a, b) = (db.another().await, db.another().await);
+    let tasks = || (0..500).map(|n| new(n).no_key().business("one", "shard")).collect::<Vec<_>>();
+    let (one, two, three) = tokio::join!(a.insert(tasks(), NOW), b.insert(tasks(), NOW), db.store.insert(tasks(), NOW));
+    let ids: std::collections::HashSet<_> = [one, two, three].into_iter().flat_map(|r| r.unwrap()).map(|a| a.id).collect();
+    assert_eq!(ids.len(), 1_500);
+    assert_eq!(db.count("retry_task").await, 1_500);
+}
+
+async fn an_unreadable_policy_does_not_lose_the_task(db: Db) {
+    let policy = Policy { max_attempts: Some(3), timeout: Some(Duration::from_secs(5)), ..Policy::default() };
+    let id = add(&db.store, new(1).policy(Arc::new(policy))).await;
+    db.sql("UPDATE retry_task SET policy = '{\"from_the_future\": 1}'").await;
+    let task = db.store.get(id).await.unwrap().unwrap();
+    assert_eq!((task.policy.max_attempts, task.policy.timeout), (Some(3), None));
+}
+
+async fn readable_views_show_times_and_words(db: Db) {
+    let (task, _) = claimed(&db.store, new(1)).await;
+    let year = match db.kind {
+        Kind::Sqlite => "created_at LIKE '2027-01-15T08:00:00%'",
+        Kind::Postgres => "created_at = '2027-01-15T08:00:00Z'::timestamptz",
+        Kind::MySql => "created_at = CONVERT_TZ('2027-01-15 08:00:00', '+00:00', @@session.time_zone)",
+    };
+    let sql = format!("SELECT COUNT(*) FROM retry_task_readable WHERE status = 'RUNNING' AND backoff_strategy = 'EXPONENTIAL' AND {year}");
+    assert_eq!(db.sql(&sql).await, Some(1));
+    assert_eq!(db.count("redrive_node_readable").await, 1);
+    end(&db.store, &task, redrive::Outcome::Undecodable("?".into()), NOW).await;
+    assert_eq!(db.sql("SELECT COUNT(*) FROM retry_dead_readable WHERE dead_reason = 'undecodable'").await, Some(1));
+}

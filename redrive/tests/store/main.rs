@@ -1,0 +1,20 @@
+//! One suite for the three databases. Every test here runs on each of them, in a schema or file of its own:
+//! `claim::postgres::two_claimers_on_the_same_rows_share_them`.
+//!
+//! `scripts/test` starts private servers and runs all of it. By hand: `eval "$(scripts/db env)"`, then `cargo test`. A
+//! database that is not there is a failure; `--skip ::mysql::` leaves one out on purpose.
+
+mod harness;
+
+mod callers_tx;
+mod claim;
+mod dead;
+mod explain;
+mod insert;
+mod keys;
+mod list;
+mod nodes;
+mod open;
+mod people;
+mod rescue;
+mod settle;

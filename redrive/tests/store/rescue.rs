@@ -1,0 +1,88 @@
+use redrive::store::{DeadFilter, Slice};
+use redrive::{DeadReason, OnCrash, Outcome, Policy, Status, To};
+
+use crate::harness::*;
+
+stores!(
+    what_a_fenced_node_held_waits_again,
+    only_fenced_nodes_are_rescued_from,
+    a_task_that_keeps_killing_nodes_is_dead,
+    on_crash_dead_is_not_run_again_unseen,
+    a_cancelled_task_of_a_dead_node_is_cancelled,
+    two_rescuers_take_each_task_once,
+    a_rescue_reads_only_its_slices,
+);
+
+async fn what_a_fenced_node_held_waits_again(db: Db) {
+    let (task, dead) = claimed(&db.store, new(1)).await;
+    assert!(db.store.fence(dead, 0).await.unwrap());
+    let rescued = db.store.rescue(&slices(), &[dead], later(9), 10).await.unwrap();
+    assert_eq!(rescued, [(task.clone(), To::Pending { due: task.due })]);
+    let t = db.store.get(task.id).await.unwrap().unwrap();
+    assert_eq!((t.status, t.attempts, t.crashes, t.due), (Status::Pending, 0, 1, task.due));
+    assert_eq!(t.last_error.unwrap().kind.as_str(), "crash");
+    let live = node(&db.store).await;
+    assert_eq!(claim_all(&db.store, live, later(9)).await.tasks.len(), 1);
+}
+
+async fn only_fenced_nodes_are_rescued_from(db: Db) {
+    let (task, alive) = claimed(&db.store, new(1)).await;
+    assert!(db.store.rescue(&slices(), &[alive], NOW, 10).await.unwrap().is_empty(), "nobody fenced it");
+    assert_eq!(db.store.get(task.id).await.unwrap().unwrap(), task);
+}
+
+async fn a_task_that_keeps_killing_nodes_is_dead(db: Db) {
+    let id = add(&db.store, new(1)).await;
+    for crash in 1..=3 {
+        let victim = node(&db.store).await;
+        assert_eq!(claim_all(&db.store, victim, NOW).await.tasks.len(), 1);
+        assert!(db.store.fence(victim, 0).await.unwrap());
+        let (_, to) = db.store.rescue(&slices(), &[victim], NOW, 10).await.unwrap().pop().unwrap();
+        assert_eq!(to.is_final(), crash == 3);
+    }
+    let letter = db.store.get_dead(id).await.unwrap().unwrap();
+    assert_eq!((letter.reason, letter.task.crashes, letter.task.attempts), (DeadReason::Crashed, 3, 0));
+    assert_eq!(db.count("retry_task").await, 0);
+}
+
+async fn on_crash_dead_is_not_run_again_unseen(db: Db) {
+    let policy = Policy { on_crash: OnCrash::Dead, ..Policy::default() };
+    let (task, victim) = claimed(&db.store, new(1).policy(policy)).await;
+    db.store.fence(victim, 0).await.unwrap();
+    db.store.rescue(&slices(), &[victim], NOW, 10).await.unwrap();
+    assert_eq!(db.store.get_dead(task.id).await.unwrap().unwrap().reason, DeadReason::Crashed);
+}
+
+async fn a_cancelled_task_of_a_dead_node_is_cancelled(db: Db) {
+    let (task, victim) = claimed(&db.store, new(1)).await;
+    db.store.cancel(task.id, NOW).await.unwrap();
+    db.store.fence(victim, 0).await.unwrap();
+    let rescued = db.store.rescue(&slices(), &[victim], NOW, 10).await.unwrap();
+    assert_eq!(rescued.iter().map(|(_, to)| *to).collect::<Vec<_>>(), [To::Cancelled]);
+    assert_eq!((db.count("retry_task").await, db.count("retry_archive").await), (0, 1));
+}
+
+async fn two_rescuers_take_each_task_once(db: Db) {
+    let victim = node(&db.store).await;
+    add_many(&db.store, 300).await;
+    assert_eq!(claim_all(&db.store, victim, NOW).await.tasks.len(), 300);
+    db.store.fence(victim, 0).await.unwrap();
+    let (other, all, dead) = (db.another().await, slices(), [victim]);
+    let (one, two) =
+        tokio::join!(db.store.rescue(&all, &dead, NOW, 1000), other.rescue(&all, &dead, NOW, 1000));
+    assert_eq!(one.unwrap().len() + two.unwrap().len(), 300);
+    assert_eq!(db.sql("SELECT COUNT(*) FROM retry_task WHERE status = 0 AND crashes = 1").await, Some(300));
+    assert!(db.store.dead(&DeadFilter::default(), 10).await.unwrap().is_empty());
+}
+
+async fn a_rescue_reads_only_its_slices(db: Db) {
+    let victim = node(&db.store).await;
+    add_many(&db.store, 100).await;
+    let held = claim_all(&db.store, victim, NOW).await.tasks;
+    db.store.fence(victim, 0).await.unwrap();
+    let even: Vec<Slice> = slices().into_iter().filter(|s| s.shard % 2 == 0).collect();
+    let rescued = db.store.rescue(&even, &[victim], NOW, 1000).await.unwrap();
+    assert_eq!(rescued.len(), held.iter().filter(|t| t.shard() % 2 == 0).count());
+    assert!(rescued.iter().all(|(t, _)| t.shard() % 2 == 0));
+    assert_eq!(end(&db.store, &held[0], Outcome::Done, NOW).await, redrive::store::Settled::Lost);
+}
