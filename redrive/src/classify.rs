@@ -70,10 +70,10 @@ impl Kind {
     }
 
     pub(crate) fn check(&self, field: &str, problems: &mut Problems) {
-        let ok = (1..=Self::MAX).contains(&self.0.len()) && !self.0.contains(|c: char| c.is_whitespace() || c.is_control());
-        problems.require(ok, field, || {
-            format!("{:?} must be a name of 1 to {} bytes without spaces", self.0, Self::MAX)
-        });
+        let ok =
+            (1..=Self::MAX).contains(&self.0.len()) && !self.0.contains(|c: char| c.is_whitespace() || c.is_control());
+        problems
+            .require(ok, field, || format!("{:?} must be a name of 1 to {} bytes without spaces", self.0, Self::MAX));
     }
 }
 

@@ -37,7 +37,13 @@ impl Timestamp {
 
     /// From milliseconds since 1970, clamped to 1970–9999.
     pub const fn from_millis(ms: i64) -> Self {
-        Self(if ms < 0 { 0 } else if ms > Self::MAX.0 { Self::MAX.0 } else { ms })
+        Self(if ms < 0 {
+            0
+        } else if ms > Self::MAX.0 {
+            Self::MAX.0
+        } else {
+            ms
+        })
     }
 
     /// Milliseconds since 1970.
@@ -78,7 +84,10 @@ impl FromStr for Timestamp {
     type Err = crate::Error;
     fn from_str(s: &str) -> Result<Self, Self::Err> {
         let t: jiff::Timestamp = s.parse().map_err(|e| {
-            crate::Error::invalid("timestamp", format!("{s:?} is not an RFC 3339 time such as 2026-02-05T12:00:00Z: {e}"))
+            crate::Error::invalid(
+                "timestamp",
+                format!("{s:?} is not an RFC 3339 time such as 2026-02-05T12:00:00Z: {e}"),
+            )
         })?;
         Ok(Self::from_millis(t.as_millisecond()))
     }
@@ -110,7 +119,10 @@ pub struct Clock(Arc<Inner>);
 #[derive(Debug)]
 enum Inner {
     /// `now = base + elapsed since start`; `base` only ever grows.
-    Monotonic { start: Instant, base: AtomicI64 },
+    Monotonic {
+        start: Instant,
+        base: AtomicI64,
+    },
     Manual(AtomicI64),
 }
 

@@ -15,8 +15,9 @@ pub(crate) fn serialize<S: Serializer>(d: &Duration, s: S) -> Result<S::Ok, S::E
 
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(d)?;
-    humantime::parse_duration(&text)
-        .map_err(|e| serde::de::Error::custom(format!("{text:?} is not a duration such as \"200ms\", \"5m\" or \"1h 30m\": {e}")))
+    humantime::parse_duration(&text).map_err(|e| {
+        serde::de::Error::custom(format!("{text:?} is not a duration such as \"200ms\", \"5m\" or \"1h 30m\": {e}"))
+    })
 }
 
 /// At least a millisecond (what the databases store), at most ten years.

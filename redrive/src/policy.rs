@@ -354,8 +354,19 @@ mod tests {
         };
         let said = policy.validate().unwrap_err().to_string();
         for field in [
-            "max_attempts", "max_duration", "deadline", "backoff.initial", "backoff.factor", "backoff.max",
-            "jitter.proportional", "timeout", "retry_for", "no_retry_for", "success_if", "notify.failures", "max_crashes",
+            "max_attempts",
+            "max_duration",
+            "deadline",
+            "backoff.initial",
+            "backoff.factor",
+            "backoff.max",
+            "jitter.proportional",
+            "timeout",
+            "retry_for",
+            "no_retry_for",
+            "success_if",
+            "notify.failures",
+            "max_crashes",
         ] {
             assert!(said.contains(&format!("{field}:")), "{field} is missing in: {said}");
         }
@@ -364,7 +375,12 @@ mod tests {
 
     #[test]
     fn unknown_fields_and_bad_durations_are_refused() {
-        for json in [r#"{"max_atempts":3}"#, r#"{"timeout":"5 parsecs"}"#, r#"{"backoff":{"fixd":"1s"}}"#, r#"{"max_attempts":-1}"#] {
+        for json in [
+            r#"{"max_atempts":3}"#,
+            r#"{"timeout":"5 parsecs"}"#,
+            r#"{"backoff":{"fixd":"1s"}}"#,
+            r#"{"max_attempts":-1}"#,
+        ] {
             assert!(serde_json::from_str::<Policy>(json).is_err(), "{json}");
         }
         assert_eq!(serde_json::from_str::<Policy>(r#"{"max_attempts":null}"#).unwrap().max_attempts, None);

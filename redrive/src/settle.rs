@@ -312,7 +312,10 @@ mod tests {
     #[test]
     fn source_1_terminated_when_retry_duration_has_passed_and_retry_limit_is_zero() {
         let policy = Policy { max_attempts: None, max_duration: Some(MINUTE), ..Policy::default() };
-        let t = Task { attempts: 1000, ..task_with(Policy { backoff: Backoff::fixed(Duration::from_secs(1)), jitter: Jitter::None, ..policy }) };
+        let t = Task {
+            attempts: 1000,
+            ..task_with(Policy { backoff: Backoff::fixed(Duration::from_secs(1)), jitter: Jitter::None, ..policy })
+        };
         let to = |seconds| settle(&t, &timeout(), t.created_at + Duration::from_secs(seconds), 0.0).to;
         assert!(!to(58).is_final());
         assert_eq!(to(59), To::Dead(DeadReason::Expired), "the next one would come when it is over");
@@ -367,7 +370,8 @@ mod tests {
     #[test]
     fn retry_after_is_never_shortened() {
         let t = task_with(Policy { jitter: Jitter::None, ..Policy::default() });
-        let due = |after| settle(&t, &Outcome::Failed(Failure::retry("http.429", "").after(after)), t.created_at, 0.0).to;
+        let due =
+            |after| settle(&t, &Outcome::Failed(Failure::retry("http.429", "").after(after)), t.created_at, 0.0).to;
         assert_eq!(due(10 * MINUTE), To::Pending { due: t.created_at + 10 * MINUTE });
         assert_eq!(due(Duration::from_secs(1)), To::Pending { due: t.created_at + Duration::from_secs(2) });
     }
@@ -396,14 +400,22 @@ mod tests {
     fn any_policy() -> impl Strategy<Value = Policy> {
         let duration = || (1u64..100_000).prop_map(Duration::from_millis);
         let backoff = prop_oneof![
-            (1u64..5_000, 1.0..10.0, 5_000u64..100_000)
-                .prop_map(|(i, f, m)| Backoff::exponential(Duration::from_millis(i), f, Duration::from_millis(m))),
-            (1u64..5_000, 5_000u64..100_000).prop_map(|(i, m)| Backoff::linear(Duration::from_millis(i), Duration::from_millis(m))),
+            (1u64..5_000, 1.0..10.0, 5_000u64..100_000).prop_map(|(i, f, m)| Backoff::exponential(
+                Duration::from_millis(i),
+                f,
+                Duration::from_millis(m)
+            )),
+            (1u64..5_000, 5_000u64..100_000)
+                .prop_map(|(i, m)| Backoff::linear(Duration::from_millis(i), Duration::from_millis(m))),
             duration().prop_map(Backoff::fixed),
             prop::collection::vec(duration(), 1..5).prop_map(Backoff::list),
         ];
         let jitter = prop_oneof![
-            Just(Jitter::None), Just(Jitter::Full), Just(Jitter::Equal), duration().prop_map(Jitter::Add), (0.0..=1.0).prop_map(Jitter::Proportional),
+            Just(Jitter::None),
+            Just(Jitter::Full),
+            Just(Jitter::Equal),
+            duration().prop_map(Jitter::Add),
+            (0.0..=1.0).prop_map(Jitter::Proportional),
         ];
         let limits = (prop::option::of(1u32..20), prop::option::of(duration()), prop::option::of(duration()));
         (limits, backoff, jitter).prop_map(|((max_attempts, max_duration, deadline), backoff, jitter)| Policy {

@@ -421,7 +421,10 @@ impl NewTask {
         self.created_by.iter().for_each(|by| check_text("created_by", by, 1, limits::BY, p));
         self.traceparent.iter().for_each(|t| check_text("traceparent", t, 1, limits::TRACEPARENT, p));
         p.require(self.params.len() <= max_params, "params", || {
-            format!("are {} bytes, the limit is {max_params}; keep large data elsewhere and pass its id", self.params.len())
+            format!(
+                "are {} bytes, the limit is {max_params}; keep large data elsewhere and pass its id",
+                self.params.len()
+            )
         });
         p.require(self.dedup_for <= crate::duration::LONGEST, "dedup_for", || "must be at most 3650days".into());
         if let Err(Error::Invalid(inner)) = self.policy.validate() {
@@ -607,8 +610,14 @@ mod tests {
         let new = NewTask::new("m\0", &"x".repeat(limits::PARAMS)).unwrap();
         let new = new.key("k".repeat(256)).business("", "é".repeat(51)).policy(policy);
         let said = task(new).unwrap_err().to_string();
-        for part in ["method: must not contain NUL", "key: must be from 1 to 255 bytes, is 256", "business_type", "business_id",
-            "params: are 1048578 bytes, the limit is 1048576", "policy.max_attempts"] {
+        for part in [
+            "method: must not contain NUL",
+            "key: must be from 1 to 255 bytes, is 256",
+            "business_type",
+            "business_id",
+            "params: are 1048578 bytes, the limit is 1048576",
+            "policy.max_attempts",
+        ] {
             assert!(said.contains(part), "{part:?} is missing in: {said}");
         }
     }

@@ -123,10 +123,10 @@ impl Store {
     /// What has ended, newest first, one page at a time.
     pub async fn archive(&self, filter: &ArchiveFilter, limit: u32) -> Result<Vec<Archived>> {
         retrying!(self.pools(), Use::Read, Scope::Statement, "listing the archive", |c, _| {
-                let select = format!("{}, {}", column_list(""), COLUMNS.join(", "));
-                let rows = c.rows(filter.query(&select, "retry_archive", limit)).await?;
-                rows.iter().map(read_archived).collect()
-            })
+            let select = format!("{}, {}", column_list(""), COLUMNS.join(", "));
+            let rows = c.rows(filter.query(&select, "retry_archive", limit)).await?;
+            rows.iter().map(read_archived).collect()
+        })
     }
 }
 
@@ -138,7 +138,10 @@ fn read_archived(row: &Row) -> sqlx::Result<Archived> {
     Ok(Archived {
         task,
         ended_at,
-        ended_as: EndedAs::ALL.into_iter().find(|e| e.as_str() == ended_as).ok_or_else(|| unknown("ended_as", ended_as))?,
+        ended_as: EndedAs::ALL
+            .into_iter()
+            .find(|e| e.as_str() == ended_as)
+            .ok_or_else(|| unknown("ended_as", ended_as))?,
         dead_reason: c.opt_text()?.map(read_reason).transpose()?,
         result: c.opt_text()?.map(str::to_owned),
         redriven_as: c.opt_int()?.map(TaskId::from_i64),

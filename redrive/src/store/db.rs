@@ -206,7 +206,10 @@ value_from! {
 }
 
 /// Values as this connection's driver wants them.
-fn arguments<C: sqlx::Connection>(_: &C, values: Vec<Value<'_>>) -> sqlx::Result<<C::Database as sqlx::Database>::Arguments>
+fn arguments<C: sqlx::Connection>(
+    _: &C,
+    values: Vec<Value<'_>>,
+) -> sqlx::Result<<C::Database as sqlx::Database>::Arguments>
 where
     for<'t> Option<i64>: sqlx::Encode<'t, C::Database> + sqlx::Type<C::Database>,
     for<'t> Option<&'t str>: sqlx::Encode<'t, C::Database> + sqlx::Type<C::Database>,
@@ -483,7 +486,7 @@ fn database_fault(d: &dyn sqlx::error::DatabaseError) -> Fault {
     }
     let code = d.code().and_then(|c| c.parse::<i32>().ok()).unwrap_or_default();
     match code & 0xff {
-        5 | 6 => Fault::Busy,                     // BUSY, LOCKED
+        5 | 6 => Fault::Busy, // BUSY, LOCKED
         19 if d.is_unique_violation() => Fault::Unique,
         _ => Fault::Other,
     }

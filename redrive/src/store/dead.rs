@@ -19,7 +19,7 @@ use super::archive::{self, EndedAs, read_reason};
 use super::db::{Connection, Dialect, Row, query};
 use super::insert::insert_once;
 use super::pool::{Scope, Use, retrying};
-use super::row::{Listed, column_list, narrow, read_columns, time};
+use super::row::{Listed, column_list, joined_on, narrow, read_columns, time};
 use super::settle::delete_ids;
 use super::task::TaskFilter;
 
@@ -64,38 +64,51 @@ impl Store {
     /// Dead letters, newest first, one page at a time.
     pub async fn dead(&self, filter: &DeadFilter, limit: u32) -> Result<Vec<DeadTask>> {
         retrying!(self.pools(), Use::Read, Scope::Statement, "listing dead letters", |c, _| {
-                let rows = c.rows(filter.query(&format!("{}, {COLUMNS}", column_list("")), "retry_dead", limit)).await?;
-                rows.iter().map(read_dead).collect()
-            })
+            let rows = c.rows(filter.query(&format!("{}, {COLUMNS}", column_list("")), "retry_dead", limit)).await?;
+            rows.iter().map(read_dead).collect()
+        })
     }
 
     /// A dead letter, if there is one of this id.
     pub async fn get_dead(&self, id: TaskId) -> Result<Option<DeadTask>> {
         let doing = format!("reading dead letter {id}");
-        retrying!(self.pools(), Use::Read, Scope::Statement, &doing, |c, _| Ok(read_letters(c, &[id], false).await?.pop()))
+        retrying!(self.pools(), Use::Read, Scope::Statement, &doing, |c, _| Ok(read_letters(c, &[id], false)
+            .await?
+            .pop()))
     }
 
     /// Brings dead letters back as new tasks, due now: attempts and crashes from zero, duration from now, a deadline that
     /// has passed dropped, or all under another policy. The answers are in the order of the ids.
-    pub async fn redrive(&self, ids: &[TaskId], policy: Option<Arc<Policy>>, by: &str, now: Timestamp) -> Result<Vec<Redriven>> {
+    pub async fn redrive(
+        &self,
+        ids: &[TaskId],
+        policy: Option<Arc<Policy>>,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<Vec<Redriven>> {
         if let Some(policy) = &policy {
             policy.validate()?;
         }
         let new_ids: HashMap<TaskId, TaskId> = ids.iter().map(|id| (*id, self.ids().next(id.shard(), now))).collect();
         let doing = format!("redriving {} dead letters", ids.len());
         let went = retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, tried| {
-                let letters = read_letters(c, ids, true).await?;
-                let revived: Vec<Task> = letters.iter().filter_map(|l| Some(revive(l, *new_ids.get(&l.task.id)?, policy.as_ref(), by, now))).collect();
-                let mut went = insert_revived(c, &revived, now).await?;
-                archive_letters(c, letters, EndedAs::Redriven, by, None, &went, now).await?;
-                if tried > 0 {
-                    // An earlier try may have done it: its new tasks have our ids.
-                    let made: Vec<TaskId> = new_ids.values().copied().collect();
-                    let there = super::task::existing_ids(c, super::schema::TASK_TABLE, &made).await?;
-                    went.extend(new_ids.iter().filter(|(_, new)| there.contains(new)).map(|(old, new)| (*old, Redriven::As(*new))));
-                }
-                Ok(went)
-            })?;
+            let letters = read_letters(c, ids, true).await?;
+            let revived: Vec<Task> = letters
+                .iter()
+                .filter_map(|l| Some(revive(l, *new_ids.get(&l.task.id)?, policy.as_ref(), by, now)))
+                .collect();
+            let mut went = insert_revived(c, &revived, now).await?;
+            archive_letters(c, letters, EndedAs::Redriven, by, None, &went, now).await?;
+            if tried > 0 {
+                // An earlier try may have done it: its new tasks have our ids.
+                let made: Vec<TaskId> = new_ids.values().copied().collect();
+                let there = super::task::existing_ids(c, super::schema::TASK_TABLE, &made).await?;
+                went.extend(
+                    new_ids.iter().filter(|(_, new)| there.contains(new)).map(|(old, new)| (*old, Redriven::As(*new))),
+                );
+            }
+            Ok(went)
+        })?;
         Ok(ids.iter().map(|id| went.get(id).copied().unwrap_or(Redriven::Gone)).collect())
     }
 
@@ -109,17 +122,24 @@ impl Store {
         self.close_letters(ids, EndedAs::Discarded, by, note, now).await
     }
 
-    async fn close_letters(&self, ids: &[TaskId], how: EndedAs, by: &str, note: Option<&str>, now: Timestamp) -> Result<u64> {
+    async fn close_letters(
+        &self,
+        ids: &[TaskId],
+        how: EndedAs,
+        by: &str,
+        note: Option<&str>,
+        now: Timestamp,
+    ) -> Result<u64> {
         if by.is_empty() || by.len() > crate::task::limits::BY {
             return Err(Error::invalid("by", format!("must be from 1 to {} bytes", crate::task::limits::BY)));
         }
         let doing = format!("closing {} dead letters", ids.len());
         retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| {
-                let letters = read_letters(c, ids, true).await?;
-                let closed = letters.len() as u64;
-                archive_letters(c, letters, how, by, note, &HashMap::new(), now).await?;
-                Ok(closed)
-            })
+            let letters = read_letters(c, ids, true).await?;
+            let closed = letters.len() as u64;
+            archive_letters(c, letters, how, by, note, &HashMap::new(), now).await?;
+            Ok(closed)
+        })
     }
 }
 
@@ -149,9 +169,10 @@ async fn read_letters(c: &mut Connection<'_>, ids: &[TaskId], lock: bool) -> sql
         _ => "",
     };
     let sql = format!(
-        "SELECT {}, {COLUMNS} FROM {} JOIN retry_dead t ON t.id = s.id ORDER BY t.id {lock}",
+        "SELECT {}, {COLUMNS} FROM {} {} ORDER BY t.id {lock}",
         column_list("t."),
-        s.source
+        s.source,
+        joined_on(c.dialect(), "retry_dead", "t.id = s.id")
     );
     c.rows(s.bind_to(query(sql))).await?.iter().map(read_dead).collect()
 }
@@ -192,7 +213,11 @@ fn revive(letter: &DeadTask, id: TaskId, policy: Option<&Arc<Policy>>, by: &str,
 }
 
 /// Writes the new tasks, keys and all; says for each letter what became of it.
-async fn insert_revived(c: &mut Connection<'_>, revived: &[Task], now: Timestamp) -> sqlx::Result<HashMap<TaskId, Redriven>> {
+async fn insert_revived(
+    c: &mut Connection<'_>,
+    revived: &[Task],
+    now: Timestamp,
+) -> sqlx::Result<HashMap<TaskId, Redriven>> {
     let mut went = HashMap::new();
     let mut order: Vec<usize> = (0..revived.len()).collect();
     order.sort_by_cached_key(|i| revived.get(*i).map(|t| (t.key_hash(), t.id)));
@@ -206,7 +231,10 @@ async fn insert_revived(c: &mut Connection<'_>, revived: &[Task], now: Timestamp
             rest.retain(|i| !answers.contains_key(i));
             for (i, answer) in answers {
                 if let Some(origin) = revived.get(i).and_then(|t| t.origin_id) {
-                    went.insert(origin, if answer.existed { Redriven::Twin(answer.id) } else { Redriven::As(answer.id) });
+                    went.insert(
+                        origin,
+                        if answer.existed { Redriven::Twin(answer.id) } else { Redriven::As(answer.id) },
+                    );
                 }
             }
         }

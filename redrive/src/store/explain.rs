@@ -3,40 +3,48 @@
 
 use crate::clock::Timestamp;
 use crate::error::Result;
-use crate::id::{SHARDS, TaskId};
+use crate::id::SHARDS;
 use crate::settle::{Outcome, settle};
 use crate::task::{Lane, NewTask, NodeNumber};
 
 use super::Store;
 use super::db::{Connection, Dialect, Query};
-use super::hot::{Due, Slice, claim_query, slices_query};
+use super::hot::{Claim, Due, Slice, slices_query};
 use super::pool::{Scope, Use, retrying};
 use super::row::column_list;
 use super::settle::{Hold, Settle, delete_query, put_back_query, survivors_query};
-use super::task::get_query;
+use super::task::{TaskFilter, get_query};
 
 impl Store {
     /// The plans of the hot statements for a method, each with its name.
     pub async fn explain(&self, method: &str, now: Timestamp) -> Result<Vec<(&'static str, String)>> {
         let (dialect, node) = (self.dialect(), NodeNumber(1));
-        let slices: Vec<_> = (0..SHARDS).map(|shard| Slice { lane: Lane::of(method), shard, from: Timestamp::EPOCH }).collect();
+        let slices: Vec<_> =
+            (0..SHARDS).map(|shard| Slice { lane: Lane::of(method), shard, from: Timestamp::EPOCH }).collect();
         let task = NewTask::new(method, &0)?.into_task(self.ids(), now, self.options().max_params)?;
         let due = [Due { id: task.id, version: 0, due: now, priority: 0, lane: task.lane }];
         let settled = Settle::new(task.clone(), settle(&task, &Outcome::GivenBack, now, 0.0));
         let after = [task.clone()];
         let columns = column_list("t.");
+        // A row that is there: MySQL does not plan the reading of one that is not.
+        let some = self.list(&TaskFilter::default(), 1).await?.first().map_or(task.id, |t| t.id);
         let statements = [
             ("scan", slices_query(dialect, &slices, "t.id, t.version", "x.status = 0", &[], now, 100)),
-            ("claim", claim_query(dialect, &due, node, now)),
+            ("claim", Claim { due: &due, node, now, moment: now }.query(dialect)),
             ("put back", put_back_query(dialect, &[&settled], &after, Hold::Node(node), now)),
             ("delete", delete_query(dialect, &[&settled], Hold::Node(node))),
             ("survivors", survivors_query(dialect, &[&settled], Hold::Node(node), true)),
-            ("rescue", slices_query(dialect, &slices, &columns, "x.status = 1 AND x.locked_by = ?", &[node.into()], now, 100)),
-            ("get", get_query(TaskId::from_i64(1))),
+            (
+                "rescue",
+                slices_query(dialect, &slices, &columns, "x.status = 1 AND x.locked_by = ?", &[node.into()], now, 100),
+            ),
+            ("get", get_query(some)),
         ];
         let mut plans = Vec::new();
         for (name, statement) in statements {
-            let plan = retrying!(self.pools(), Use::Write, Scope::Statement, name, |c, _| explain(c, statement.clone()).await)?;
+            let plan =
+                retrying!(self.pools(), Use::Write, Scope::Statement, name, |c, _| explain(c, statement.clone())
+                    .await)?;
             plans.push((name, plan));
         }
         Ok(plans)

@@ -8,8 +8,9 @@
 //! LATERAL on PostgreSQL, a correlated list on SQLite, UNION ALL on MySQL. Asking for all slices in one ordered query would
 //! sort the whole backlog. A lane that is not asked for costs nothing, however much waits in it.
 //!
-//! *Failure.* If the answer to a claim is lost, the rows are ours without our knowing. The next try looks for
-//! (id, version + 1, owner) before it claims anything.
+//! *Failure.* If the answer to a claim is lost, the rows are ours without our knowing. Every claim of a store has a moment
+//! of its own (`locked_at`, moved ahead by a millisecond if need be), so the next try finds by owner and moment just what the
+//! lost one got. MySQL, which returns nothing from an UPDATE, reads the claimed rows in the same way.
 
 use crate::clock::Timestamp;
 use crate::error::Result;
@@ -20,7 +21,7 @@ use crate::task::{Lane, NodeNumber, Task};
 use super::Store;
 use super::db::{Connection, Dialect, Query, Row, Value, query};
 use super::pool::{Scope, Use, retrying};
-use super::row::{Listed, column_list, narrow, read_task};
+use super::row::{Listed, SAME, column_list, joined, narrow, read_task};
 use super::schema::TASK_TABLE;
 use super::settle::Settle;
 
@@ -60,13 +61,15 @@ pub struct Claimed {
 }
 
 impl Store {
-    /// Pending tasks of these slices that are due until `until`, at most `limit` of each slice, the earliest first.
+    /// Pending tasks of these slices that are due until `until`: at most `limit` of each slice, the earliest first.
     pub async fn scan(&self, slices: &[Slice], until: Timestamp, limit: u32) -> Result<Vec<Due>> {
         let columns = "t.id, t.version, t.next_retry_time, t.priority, t.lane";
         retrying!(self.pools(), Use::Read, Scope::Statement, "scanning for due tasks", |c, _| {
-                let rows = read_slices(c, slices, columns, "x.status = 0", &[], until, limit).await?;
-                rows.iter().map(read_due).collect()
-            })
+            let rows = read_slices(c, slices, columns, "x.status = 0", &[], until, limit).await?;
+            let mut due: Vec<Due> = rows.iter().map(read_due).collect::<sqlx::Result<_>>()?;
+            due.sort_unstable_by_key(|d| d.due); // the slices come one after the other
+            Ok(due)
+        })
     }
 
     /// Makes due tasks ours: those that still are what the scan saw. What ran out of time while it waited is dead
@@ -75,11 +78,10 @@ impl Store {
         if due.is_empty() {
             return Ok(Claimed::default());
         }
-        let rows = retrying!(self.pools(), Use::Write, Scope::Statement, "claiming tasks", |c, tried| {
-                let mut rows = if tried > 0 { claimed_already(c, due, node).await? } else { Vec::new() };
-                rows.extend(claim_once(c, due, node, now).await?);
-                Ok(rows)
-            })?;
+        let claim = Claim { due, node, now, moment: self.claim_moment(now) };
+        let rows = retrying!(self.pools(), Use::Write, Scope::Statement, "claiming tasks", |c, tried| claim
+            .run(c, tried)
+            .await)?;
         let (spent, tasks): (Vec<_>, Vec<_>) = rows.into_iter().partition(|task| spent(task, now).is_some());
         self.expire(&spent, now).await?;
         Ok(Claimed { tasks, spent })
@@ -175,50 +177,59 @@ pub(super) fn slices_query(
     }
 }
 
-fn cas_list<'q>(dialect: Dialect, due: &[Due], later: i32) -> Listed<'q> {
-    let rows = due.iter().map(|d| vec![d.id.into(), (d.version + later).into()]).collect();
-    Listed::new(dialect, &["id", "version"], rows)
+/// One claim.
+pub(super) struct Claim<'a> {
+    pub(super) due: &'a [Due],
+    pub(super) node: NodeNumber,
+    pub(super) now: Timestamp,
+    /// Its own: no other claim of this node has it.
+    pub(super) moment: Timestamp,
 }
 
-async fn claim_once(c: &mut Connection<'_>, due: &[Due], node: NodeNumber, now: Timestamp) -> sqlx::Result<Vec<Task>> {
-    let query = claim_query(c.dialect(), due, node, now);
-    if c.dialect() == Dialect::MySql {
-        // No RETURNING: the new version under our number is what we have claimed.
-        c.execute(query).await?;
-        return claimed_already(c, due, node).await;
-    }
-    c.rows(query).await?.iter().map(read_task).collect()
-}
-
-pub(super) fn claim_query<'q>(dialect: Dialect, due: &[Due], node: NodeNumber, now: Timestamp) -> Query<'q> {
-    let s = cas_list(dialect, due, 0);
-    let set = "status = 1, version = t.version + 1, locked_by = ?, locked_at = ?";
-    let held = "t.status = 0 AND t.next_retry_time <= ? AND EXISTS (SELECT 1 FROM redrive_node WHERE number = ? AND dead = 0)";
-    let same = "t.id = s.id AND t.version = s.version";
-    let source = &s.source;
-    match dialect {
-        Dialect::MySql => {
-            let set = set.replace("status = 1, version", "t.status = 1, t.version").replace("locked_", "t.locked_");
-            let sql = format!("UPDATE {TASK_TABLE} t JOIN {source} ON {same} SET {set} WHERE {held}");
-            s.bind_to(query(sql)).bind(node).bind(now).bind(now).bind(node)
+impl Claim<'_> {
+    async fn run(&self, c: &mut Connection<'_>, tried: u32) -> sqlx::Result<Vec<Task>> {
+        if c.dialect() == Dialect::MySql {
+            c.execute(self.query(Dialect::MySql)).await?; // no RETURNING
+            return self.claimed(c).await;
         }
-        Dialect::Postgres | Dialect::Sqlite => {
-            let columns = column_list(if dialect == Dialect::Postgres { "t." } else { "" });
-            let sql = format!("UPDATE {TASK_TABLE} AS t SET {set} FROM {source} WHERE {same} AND {held} RETURNING {columns}");
-            // The values of SET stand before those of the list.
-            let query = query(sql).bind(node).bind(now);
-            s.bind_to(query).bind(now).bind(node)
+        let mut tasks = if tried > 0 { self.claimed(c).await? } else { Vec::new() };
+        for row in c.rows(self.query(c.dialect())).await? {
+            tasks.push(read_task(&row)?);
         }
+        Ok(tasks)
     }
-}
 
-/// What an earlier try has claimed: our number stands on the next version.
-async fn claimed_already(c: &mut Connection<'_>, due: &[Due], node: NodeNumber) -> sqlx::Result<Vec<Task>> {
-    let s = cas_list(c.dialect(), due, 1);
-    let sql = format!(
-        "SELECT {} FROM {} JOIN {TASK_TABLE} t ON t.id = s.id AND t.version = s.version WHERE t.status = 1 AND t.locked_by = ?",
-        column_list("t."),
-        s.source
-    );
-    c.rows(s.bind_to(query(sql)).bind(node)).await?.iter().map(read_task).collect()
+    fn list<'q>(&self, dialect: Dialect, later: i32) -> Listed<'q> {
+        let rows = self.due.iter().map(|d| vec![d.id.into(), (d.version + later).into()]).collect();
+        Listed::new(dialect, &["id", "version"], rows)
+    }
+
+    pub(super) fn query<'q>(&self, dialect: Dialect) -> Query<'q> {
+        let s = self.list(dialect, 0);
+        let held = "t.status = 0 AND t.next_retry_time <= ? AND EXISTS (SELECT 1 FROM redrive_node WHERE number = ? AND dead = 0)";
+        let (source, node) = (&s.source, self.node);
+        if dialect == Dialect::MySql {
+            let set = "t.status = 1, t.version = t.version + 1, t.locked_by = ?, t.locked_at = ?";
+            let sql = format!("UPDATE {source} {} SET {set} WHERE {held}", joined(dialect, TASK_TABLE));
+            return s.bind_to(query(sql)).bind(node).bind(self.moment).bind(self.now).bind(node);
+        }
+        let set = "status = 1, version = t.version + 1, locked_by = ?, locked_at = ?";
+        let columns = column_list(if dialect == Dialect::Postgres { "t." } else { "" });
+        let sql =
+            format!("UPDATE {TASK_TABLE} AS t SET {set} FROM {source} WHERE {SAME} AND {held} RETURNING {columns}");
+        // The values of SET stand before those of the list.
+        s.bind_to(query(sql).bind(node).bind(self.moment)).bind(self.now).bind(node)
+    }
+
+    /// What this claim has got, in an earlier try or just now.
+    async fn claimed(&self, c: &mut Connection<'_>) -> sqlx::Result<Vec<Task>> {
+        let s = self.list(c.dialect(), 1);
+        let sql = format!(
+            "SELECT {} FROM {} {} WHERE t.status = 1 AND t.locked_by = ? AND t.locked_at = ?",
+            column_list("t."),
+            s.source,
+            joined(c.dialect(), TASK_TABLE)
+        );
+        c.rows(s.bind_to(query(sql)).bind(self.node).bind(self.moment)).await?.iter().map(read_task).collect()
+    }
 }

@@ -47,7 +47,8 @@ pub(super) struct Batch {
 impl Batch {
     fn new(store: &Store, new: Vec<NewTask>, now: Timestamp) -> Result<Self> {
         let many = new.len() > 1;
-        let mut batch = Self { tasks: Vec::with_capacity(new.len()), asked: Vec::with_capacity(new.len()), replacing: Vec::new() };
+        let mut batch =
+            Self { tasks: Vec::with_capacity(new.len()), asked: Vec::with_capacity(new.len()), replacing: Vec::new() };
         let mut seen: HashMap<KeyHash, usize> = HashMap::new();
         for (i, new) in new.into_iter().enumerate() {
             let what = new.on_duplicate;
@@ -143,14 +144,20 @@ impl Store {
     /// Writes tasks down in the caller's own transaction, on any of the three databases: they become visible, and due, when
     /// it commits. Nothing is repeated and no savepoint is opened: an error may have undone the whole transaction, which is
     /// then the caller's to begin again.
-    pub async fn insert_in(&self, connection: impl Into<Connection<'_>>, new: Vec<NewTask>, now: Timestamp) -> Result<Vec<Enqueued>> {
+    pub async fn insert_in(
+        &self,
+        connection: impl Into<Connection<'_>>,
+        new: Vec<NewTask>,
+        now: Timestamp,
+    ) -> Result<Vec<Enqueued>> {
         let mut c = connection.into();
         let batch = Batch::new(self, new, now)?;
         let doing = || format!("enqueueing {} in the caller's transaction", describe(&batch.tasks));
         let mut rest = batch.order();
         let mut written = HashMap::new();
         while !rest.is_empty() {
-            let answers = insert_once(&mut c, &batch.tasks, &rest, now).await.map_err(|e| database_error(doing(), e))?;
+            let answers =
+                insert_once(&mut c, &batch.tasks, &rest, now).await.map_err(|e| database_error(doing(), e))?;
             rest.retain(|i| !answers.contains_key(i));
             written.extend(answers);
         }
@@ -163,7 +170,13 @@ impl Store {
     }
 
     /// A part of a batch, repeated until every row is written or found to exist.
-    async fn insert_with(&self, wanted: Use, batch: &Batch, part: &[usize], now: Timestamp) -> Result<HashMap<usize, Enqueued>> {
+    async fn insert_with(
+        &self,
+        wanted: Use,
+        batch: &Batch,
+        part: &[usize],
+        now: Timestamp,
+    ) -> Result<HashMap<usize, Enqueued>> {
         let tasks: Vec<&Task> = part.iter().filter_map(|i| batch.tasks.get(*i)).collect();
         let doing = format!("enqueueing {}", describe(tasks.iter().copied()));
         // PostgreSQL writes keys and rows in one statement, and a row without a key is one everywhere.
@@ -175,7 +188,14 @@ impl Store {
             if rest.is_empty() {
                 return Ok(written);
             }
-            let answers = retrying!(self.pools(), wanted, scope, doing, |c, tried| insert_try(c, &batch.tasks, &rest, tried, now).await);
+            let answers = retrying!(self.pools(), wanted, scope, doing, |c, tried| insert_try(
+                c,
+                &batch.tasks,
+                &rest,
+                tried,
+                now
+            )
+            .await);
             written.extend(answers?);
         }
     }
@@ -211,14 +231,21 @@ async fn insert_try(
     match insert_once(c, tasks, &rest, now).await {
         Ok(more) => answers.extend(more),
         // The earlier try was still on its way and has been committed just now: look again.
-        Err(e) if fault(&e) == Fault::Unique => return Err(sqlx::Error::Protocol("an earlier try was committed meanwhile".into())),
+        Err(e) if fault(&e) == Fault::Unique => {
+            return Err(sqlx::Error::Protocol("an earlier try was committed meanwhile".into()));
+        }
         Err(e) => return Err(e),
     }
     Ok(answers)
 }
 
 /// Writes what can be written. A task that is in no answer lost its key to a task that has ended meanwhile: try again.
-pub(super) async fn insert_once(c: &mut Connection<'_>, tasks: &[Task], part: &[usize], now: Timestamp) -> sqlx::Result<HashMap<usize, Enqueued>> {
+pub(super) async fn insert_once(
+    c: &mut Connection<'_>,
+    tasks: &[Task],
+    part: &[usize],
+    now: Timestamp,
+) -> sqlx::Result<HashMap<usize, Enqueued>> {
     let chosen: Vec<&Task> = part.iter().filter_map(|i| tasks.get(*i)).collect();
     let keys: Vec<(KeyHash, TaskId)> = chosen.iter().filter_map(|t| Some((t.key_hash()?, t.id))).collect();
     let lost = match c.dialect() {
@@ -289,7 +316,11 @@ async fn insert_postgres(
 }
 
 /// Takes the keys that are free, or whose time is up. Gives the ids of the tasks whose keys were not.
-async fn lost_keys(c: &mut Connection<'_>, keys: &[(KeyHash, TaskId)], now: Timestamp) -> sqlx::Result<HashSet<TaskId>> {
+async fn lost_keys(
+    c: &mut Connection<'_>,
+    keys: &[(KeyHash, TaskId)],
+    now: Timestamp,
+) -> sqlx::Result<HashSet<TaskId>> {
     let rows = keys.iter().map(|(hash, id)| vec![(*hash).into(), (*id).into()]).collect();
     let columns = ["key_hash", "task_id"];
     let mut lost: HashSet<TaskId> = keys.iter().map(|(_, id)| *id).collect();
@@ -340,7 +371,11 @@ async fn key_owners(c: &mut Connection<'_>, hashes: &[KeyHash]) -> sqlx::Result<
 }
 
 /// Which of these an earlier try has written after all.
-async fn find_written(c: &mut Connection<'_>, tasks: &[Task], part: &[usize]) -> sqlx::Result<HashMap<usize, Enqueued>> {
+async fn find_written(
+    c: &mut Connection<'_>,
+    tasks: &[Task],
+    part: &[usize],
+) -> sqlx::Result<HashMap<usize, Enqueued>> {
     let ids: Vec<TaskId> = part.iter().filter_map(|i| tasks.get(*i)).map(|t| t.id).collect();
     let found = super::task::existing_ids(c, TASK_TABLE, &ids).await?;
     let answer = |i: &usize| {

@@ -30,31 +30,32 @@ impl Store {
         let doing = format!("taking the lock {name}");
         let expires_at = now + time;
         retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| {
-                let first = match c.dialect() {
-                    Dialect::MySql => "INSERT IGNORE INTO redrive_lock (name, term, expires_at) VALUES (?, 0, 0)",
-                    _ => "INSERT INTO redrive_lock (name, term, expires_at) VALUES (?, 0, 0) ON CONFLICT (name) DO NOTHING",
-                };
-                c.execute(query(first).bind(name)).await?;
-                // Its own statement each, so that no database's order of SET matters.
-                let renew = "UPDATE redrive_lock SET expires_at = ? WHERE name = ? AND owner = ? AND expires_at > ?";
-                let renewed = c.execute(query(renew).bind(expires_at).bind(name).bind(owner).bind(now)).await?;
-                let take = "UPDATE redrive_lock SET term = term + 1, owner = ?, expires_at = ? WHERE name = ? AND expires_at <= ?";
-                let taken = c.execute(query(take).bind(owner).bind(expires_at).bind(name).bind(now)).await?;
-                if renewed + taken == 0 {
-                    return Ok(None);
-                }
-                let row = c.row(query("SELECT term FROM redrive_lock WHERE name = ?").bind(name)).await?;
-                let term = row.map(|row| row.int()).transpose()?.ok_or(sqlx::Error::RowNotFound)?;
-                Ok(Some(Lock { name: name.to_owned(), owner: owner.to_owned(), term, expires_at }))
-            })
+            let first = match c.dialect() {
+                Dialect::MySql => "INSERT IGNORE INTO redrive_lock (name, term, expires_at) VALUES (?, 0, 0)",
+                _ => "INSERT INTO redrive_lock (name, term, expires_at) VALUES (?, 0, 0) ON CONFLICT (name) DO NOTHING",
+            };
+            c.execute(query(first).bind(name)).await?;
+            // Its own statement each, so that no database's order of SET matters.
+            let renew = "UPDATE redrive_lock SET expires_at = ? WHERE name = ? AND owner = ? AND expires_at > ?";
+            let renewed = c.execute(query(renew).bind(expires_at).bind(name).bind(owner).bind(now)).await?;
+            let take =
+                "UPDATE redrive_lock SET term = term + 1, owner = ?, expires_at = ? WHERE name = ? AND expires_at <= ?";
+            let taken = c.execute(query(take).bind(owner).bind(expires_at).bind(name).bind(now)).await?;
+            if renewed + taken == 0 {
+                return Ok(None);
+            }
+            let row = c.row(query("SELECT term FROM redrive_lock WHERE name = ?").bind(name)).await?;
+            let term = row.map(|row| row.int()).transpose()?.ok_or(sqlx::Error::RowNotFound)?;
+            Ok(Some(Lock { name: name.to_owned(), owner: owner.to_owned(), term, expires_at }))
+        })
     }
 
     /// Gives a lock back, if it is still held in that term.
     pub async fn unlock(&self, lock: &Lock) -> Result<bool> {
         let doing = format!("giving back the lock {}", lock.name);
         retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
-                let sql = "UPDATE redrive_lock SET expires_at = 0, owner = NULL WHERE name = ? AND owner = ? AND term = ?";
-                Ok(c.execute(query(sql).bind(&*lock.name).bind(&*lock.owner).bind(lock.term)).await? == 1)
-            })
+            let sql = "UPDATE redrive_lock SET expires_at = 0, owner = NULL WHERE name = ? AND owner = ? AND term = ?";
+            Ok(c.execute(query(sql).bind(&*lock.name).bind(&*lock.owner).bind(lock.term)).await? == 1)
+        })
     }
 }

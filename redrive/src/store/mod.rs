@@ -31,6 +31,7 @@ mod task;
 mod url;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use crate::clock::Timestamp;
 use crate::error::Result;
@@ -69,6 +70,8 @@ pub struct Store(Arc<Inner>);
 struct Inner {
     pools: Pools,
     ids: IdMaker,
+    /// The moment of the last claim.
+    claimed_at: AtomicI64,
 }
 
 impl Store {
@@ -88,7 +91,7 @@ impl Store {
             schema::require(&pools).await?;
         }
         let slot = node::count_up(&pools, "slot").await?;
-        Ok(Self(Arc::new(Inner { pools, ids: IdMaker::new(slot) })))
+        Ok(Self(Arc::new(Inner { pools, ids: IdMaker::new(slot), claimed_at: AtomicI64::new(0) })))
     }
 
     /// The time, as the database sees it.
@@ -123,6 +126,14 @@ impl Store {
 
     fn options(&self) -> &StoreOptions {
         self.pools().options()
+    }
+
+    /// Now, or a little later: a moment that no other claim of this store has.
+    fn claim_moment(&self, now: Timestamp) -> Timestamp {
+        let next = |last: i64| now.as_millis().max(last + 1);
+        let last = self.0.claimed_at.fetch_update(Ordering::AcqRel, Ordering::Acquire, |last| Some(next(last)));
+        let (Ok(last) | Err(last)) = last;
+        Timestamp::from_millis(next(last))
     }
 
     fn ids(&self) -> &IdMaker {

@@ -85,23 +85,23 @@ impl Store {
         let doing = format!("registering node {}", who.name);
         let methods = serde_json::to_string(&who.methods).unwrap_or_default();
         retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| {
-                let number = next_value(c, "node").await?;
-                let sql = "INSERT INTO redrive_node (number, beat, beat_at, started_at, name, build, methods) VALUES (?, 0, ?, ?, ?, ?, ?)";
-                let row = query(sql).bind(number).bind(now).bind(now).bind(&*who.name).bind(&*who.build).bind(&*methods);
-                c.execute(row).await?;
-                Ok(NodeNumber(number))
-            })
+            let number = next_value(c, "node").await?;
+            let sql = "INSERT INTO redrive_node (number, beat, beat_at, started_at, name, build, methods) VALUES (?, 0, ?, ?, ?, ?, ?)";
+            let row = query(sql).bind(number).bind(now).bind(now).bind(&*who.name).bind(&*who.build).bind(&*methods);
+            c.execute(row).await?;
+            Ok(NodeNumber(number))
+        })
     }
 
     /// A node's sign of life.
     pub async fn beat(&self, node: NodeNumber) -> Result<NodeSeen> {
         let doing = format!("beating as node {node}");
         retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
-                let now = database_time(c).await?;
-                let sql = "UPDATE redrive_node SET beat = beat + 1, beat_at = ? WHERE number = ? AND dead = 0";
-                let alive = c.execute(query(sql).bind(now).bind(node)).await? == 1;
-                Ok(if alive { NodeSeen::Alive(now) } else { NodeSeen::Fenced })
-            })
+            let now = database_time(c).await?;
+            let sql = "UPDATE redrive_node SET beat = beat + 1, beat_at = ? WHERE number = ? AND dead = 0";
+            let alive = c.execute(query(sql).bind(now).bind(node)).await? == 1;
+            Ok(if alive { NodeSeen::Alive(now) } else { NodeSeen::Fenced })
+        })
     }
 
     /// Publishes what a node handles now.
@@ -109,43 +109,46 @@ impl Store {
         let methods = serde_json::to_string(methods).unwrap_or_default();
         let doing = format!("publishing the methods of node {node}");
         retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
-                c.execute(query("UPDATE redrive_node SET methods = ? WHERE number = ? AND dead = 0").bind(&*methods).bind(node)).await
-            })
-            .map(|_| ())
+            c.execute(
+                query("UPDATE redrive_node SET methods = ? WHERE number = ? AND dead = 0").bind(&*methods).bind(node),
+            )
+            .await
+        })
+        .map(|_| ())
     }
 
     /// Says that a node is on its way out: others take over its shards while it finishes what it has.
     pub async fn announce_leave(&self, node: NodeNumber) -> Result<()> {
         let doing = format!("announcing that node {node} leaves");
         retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
-                c.execute(query("UPDATE redrive_node SET leaving = 1 WHERE number = ? AND dead = 0").bind(node)).await
-            })
-            .map(|_| ())
+            c.execute(query("UPDATE redrive_node SET leaving = 1 WHERE number = ? AND dead = 0").bind(node)).await
+        })
+        .map(|_| ())
     }
 
     /// Declares a node dead, if its beat still is the one that was watched. `false`: it moved, or was fenced already.
     pub async fn fence(&self, node: NodeNumber, beat: i64) -> Result<bool> {
         let doing = format!("fencing node {node}");
         retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
-                let sql = "UPDATE redrive_node SET dead = 1 WHERE number = ? AND beat = ? AND dead = 0";
-                Ok(c.execute(query(sql).bind(node).bind(beat)).await? == 1)
-            })
+            let sql = "UPDATE redrive_node SET dead = 1 WHERE number = ? AND beat = ? AND dead = 0";
+            Ok(c.execute(query(sql).bind(node).bind(beat)).await? == 1)
+        })
     }
 
     /// All nodes that are known, the oldest first.
     pub async fn nodes(&self) -> Result<Vec<Node>> {
         retrying!(self.pools(), Use::Read, Scope::Statement, "listing nodes", |c, _| {
-                let sql = "SELECT number, beat, beat_at, started_at, dead, leaving, name, build, methods FROM redrive_node ORDER BY number";
-                c.rows(query(sql)).await?.iter().map(read_node).collect()
-            })
+            let sql = "SELECT number, beat, beat_at, started_at, dead, leaving, name, build, methods FROM redrive_node ORDER BY number";
+            c.rows(query(sql)).await?.iter().map(read_node).collect()
+        })
     }
 
     /// Forgets a fenced node that holds nothing any more. Its number is not used again.
     pub async fn forget_node(&self, node: NodeNumber) -> Result<bool> {
         let doing = format!("forgetting node {node}");
         retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
-                Ok(c.execute(query("DELETE FROM redrive_node WHERE number = ? AND dead = 1").bind(node)).await? == 1)
-            })
+            Ok(c.execute(query("DELETE FROM redrive_node WHERE number = ? AND dead = 1").bind(node)).await? == 1)
+        })
     }
 }
 

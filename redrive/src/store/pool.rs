@@ -201,7 +201,12 @@ impl Pools {
             #[cfg(feature = "mysql")]
             Dialect::MySql => Kind::MySql(mysql_pools(first, &options)?),
             #[allow(unreachable_patterns, reason = "reachable only without some database's cargo feature")]
-            other => return Err(Error::invalid("url", format!("this build has no support for {other:?}: enable its cargo feature"))),
+            other => {
+                return Err(Error::invalid(
+                    "url",
+                    format!("this build has no support for {other:?}: enable its cargo feature"),
+                ));
+            }
         };
         let host = AtomicUsize::new(0);
         let failing_over = tokio::sync::Mutex::default();
@@ -276,7 +281,12 @@ impl Pools {
     }
 
     /// `None`: it failed for a passing reason and may be tried again now.
-    pub(super) async fn passing<T>(&self, result: sqlx::Result<T>, doing: &str, tries: &mut Tries) -> Option<Result<T>> {
+    pub(super) async fn passing<T>(
+        &self,
+        result: sqlx::Result<T>,
+        doing: &str,
+        tries: &mut Tries,
+    ) -> Option<Result<T>> {
         let e = match result {
             Ok(value) => return Some(Ok(value)),
             Err(e) => e,
@@ -311,7 +321,11 @@ impl Pools {
                 continue;
             }
             if self.host.swap(i, Ordering::AcqRel) != i {
-                tracing::warn!(host = i + 1, of = self.hosts.len(), "database failover: now using another host of the list");
+                tracing::warn!(
+                    host = i + 1,
+                    of = self.hosts.len(),
+                    "database failover: now using another host of the list"
+                );
             }
             return self.connect_to(host);
         }
@@ -335,7 +349,9 @@ impl Pools {
                 }
             }
         };
-        tokio::time::timeout(self.options.connect_timeout, probe).await.is_ok_and(|r: sqlx::Result<bool>| r.unwrap_or(false))
+        tokio::time::timeout(self.options.connect_timeout, probe)
+            .await
+            .is_ok_and(|r: sqlx::Result<bool>| r.unwrap_or(false))
     }
 
     /// New connections go to this host; old ones fall away as they fail.
@@ -367,7 +383,12 @@ impl Pools {
         let version = match first {
             Ok(Ok(version)) => version,
             Ok(Err(e)) => return Err(database_error(doing, e)),
-            Err(_) => return Err(database_error(format!("{doing} within {:?}", self.options.connect_timeout), sqlx::Error::PoolTimedOut)),
+            Err(_) => {
+                return Err(database_error(
+                    format!("{doing} within {:?}", self.options.connect_timeout),
+                    sqlx::Error::PoolTimedOut,
+                ));
+            }
         };
         let too_old = match self.dialect() {
             Dialect::Sqlite => None,
@@ -376,7 +397,9 @@ impl Pools {
             Dialect::MySql => (numbers(&version) < [8, 0]).then_some("MySQL 8.0"),
         };
         match too_old {
-            Some(wanted) => Err(Error::Schema(format!("{doing}: the server is {version}; redrive needs {wanted} or later"))),
+            Some(wanted) => {
+                Err(Error::Schema(format!("{doing}: the server is {version}; redrive needs {wanted} or later")))
+            }
             None => Ok(()),
         }
     }
@@ -454,7 +477,8 @@ impl Tries {
 #[cfg(feature = "sqlite")]
 fn sqlite_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx::Sqlite>> {
     use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
-    let connect = SqliteConnectOptions::from_str(url).map_err(|e| database_error(format!("reading the URL {url}"), e))?;
+    let connect =
+        SqliteConnectOptions::from_str(url).map_err(|e| database_error(format!("reading the URL {url}"), e))?;
     let connect = connect
         .create_if_missing(true)
         .journal_mode(SqliteJournalMode::Wal)
@@ -483,7 +507,9 @@ fn insert_share(options: &StoreOptions) -> u32 {
 fn postgres_options(url: &str) -> sqlx::Result<(sqlx::postgres::PgConnectOptions, sqlx::postgres::PgConnectOptions)> {
     let options = sqlx::postgres::PgConnectOptions::from_str(url)?.application_name("redrive");
     let with = |lock_timeout| {
-        let options = options.clone().options([("lock_timeout", lock_timeout), ("default_transaction_isolation", "read\\ committed")]);
+        let options = options
+            .clone()
+            .options([("lock_timeout", lock_timeout), ("default_transaction_isolation", "read committed")]);
         options.statement_cache_capacity(200)
     };
     Ok((with("50ms"), with("10s")))
@@ -492,7 +518,8 @@ fn postgres_options(url: &str) -> sqlx::Result<(sqlx::postgres::PgConnectOptions
 #[cfg(feature = "postgres")]
 fn postgres_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx::Postgres>> {
     let (first, rest) = postgres_options(url).map_err(|e| database_error("reading the database URL", e))?;
-    let pool = |n| PoolOptions::new().max_connections(n).acquire_timeout(options.connect_timeout).test_before_acquire(false);
+    let pool =
+        |n| PoolOptions::new().max_connections(n).acquire_timeout(options.connect_timeout).test_before_acquire(false);
     let share = insert_share(options);
     Ok(Pair {
         first: pool(share).connect_lazy_with(first),
@@ -502,10 +529,12 @@ fn postgres_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx::Postgr
 
 #[cfg(feature = "mysql")]
 fn mysql_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx::MySql>> {
-    let connect = sqlx::mysql::MySqlConnectOptions::from_str(url).map_err(|e| database_error("reading the database URL", e))?;
+    let connect =
+        sqlx::mysql::MySqlConnectOptions::from_str(url).map_err(|e| database_error("reading the database URL", e))?;
     let connect = connect.statement_cache_capacity(200);
     let pool = |n, set_up: &'static str| {
-        let pool = PoolOptions::new().max_connections(n).acquire_timeout(options.connect_timeout).test_before_acquire(false);
+        let pool =
+            PoolOptions::new().max_connections(n).acquire_timeout(options.connect_timeout).test_before_acquire(false);
         pool.after_connect(move |c, _| {
             Box::pin(async move {
                 let mut c = Connection::from(c);
@@ -518,7 +547,8 @@ fn mysql_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx::MySql>> {
     let share = insert_share(options);
     Ok(Pair {
         first: pool(share, "SET SESSION innodb_lock_wait_timeout = 1").connect_lazy_with(connect.clone()),
-        rest: pool((options.max_connections - share).max(1), "SET SESSION innodb_lock_wait_timeout = 10").connect_lazy_with(connect),
+        rest: pool((options.max_connections - share).max(1), "SET SESSION innodb_lock_wait_timeout = 10")
+            .connect_lazy_with(connect),
     })
 }
 

@@ -15,11 +15,41 @@ use super::db::{Columns, Connection, Dialect, Query, Row, Value, query};
 
 /// The columns that are read, in the order of [`read_task`]; `shard` and `backoff_strategy` follow from the others.
 pub(super) const COLUMNS: [&str; 35] = [
-    "id", "lane", "method_name", "params_json", "task_key", "business_type", "business_id", "status", "policy",
-    "max_attempts", "max_retry_duration", "deadline", "attempt_count", "crashes", "postponements", "wakes",
-    "next_retry_time", "priority", "dedup_for", "created_at", "updated_at", "first_failed_at", "last_error_kind",
-    "last_error_msg", "last_error_time", "history", "version", "locked_by", "locked_at", "cancel_requested",
-    "notified_at", "traceparent", "origin_id", "created_by", "updated_by",
+    "id",
+    "lane",
+    "method_name",
+    "params_json",
+    "task_key",
+    "business_type",
+    "business_id",
+    "status",
+    "policy",
+    "max_attempts",
+    "max_retry_duration",
+    "deadline",
+    "attempt_count",
+    "crashes",
+    "postponements",
+    "wakes",
+    "next_retry_time",
+    "priority",
+    "dedup_for",
+    "created_at",
+    "updated_at",
+    "first_failed_at",
+    "last_error_kind",
+    "last_error_msg",
+    "last_error_time",
+    "history",
+    "version",
+    "locked_by",
+    "locked_at",
+    "cancel_requested",
+    "notified_at",
+    "traceparent",
+    "origin_id",
+    "created_by",
+    "updated_by",
 ];
 
 /// The columns that are written: [`COLUMNS`] and the two that follow from them.
@@ -83,7 +113,12 @@ pub(super) fn stored_policy(policy: &Arc<Policy>) -> Option<String> {
     if Arc::ptr_eq(policy, &default_policy()) {
         return None;
     }
-    let rest = Policy { max_attempts: Policy::default().max_attempts, max_duration: None, deadline: None, ..(**policy).clone() };
+    let rest = Policy {
+        max_attempts: Policy::default().max_attempts,
+        max_duration: None,
+        deadline: None,
+        ..(**policy).clone()
+    };
     // Writing a policy as JSON cannot fail: it has no maps and no foreign types.
     (rest != Policy::default()).then(|| serde_json::to_string(&rest).unwrap_or_default())
 }
@@ -132,8 +167,30 @@ pub(super) fn read_columns(c: &mut Columns<'_>) -> sqlx::Result<Task> {
         _ => StopRequest::None,
     };
     Ok(Task {
-        id, lane, method, params, key, business, status, policy, attempts, crashes, postponements, wakes, due, priority,
-        dedup_for, created_at, updated_at, first_failed_at, last_error, history, version, locked_by, locked_at, stop,
+        id,
+        lane,
+        method,
+        params,
+        key,
+        business,
+        status,
+        policy,
+        attempts,
+        crashes,
+        postponements,
+        wakes,
+        due,
+        priority,
+        dedup_for,
+        created_at,
+        updated_at,
+        first_failed_at,
+        last_error,
+        history,
+        version,
+        locked_by,
+        locked_at,
+        stop,
         notified_at: time(c)?,
         traceparent: c.opt_text()?.map(str::to_owned),
         origin_id: c.opt_int()?.map(TaskId::from_i64),
@@ -270,19 +327,22 @@ pub(super) struct Listed<'q> {
 
 impl<'q> Listed<'q> {
     pub(super) fn new(dialect: Dialect, columns: &[&str], rows: Vec<Vec<Value<'q>>>) -> Self {
-        let types: Vec<_> = rows.first().map(|row| row.iter().map(|v| matches!(v, Value::Int(_))).collect()).unwrap_or_default();
+        let types: Vec<_> =
+            rows.first().map(|row| row.iter().map(|v| matches!(v, Value::Int(_))).collect()).unwrap_or_default();
         let (source, values) = match dialect {
             Dialect::Postgres => {
                 let (source, values) = unnest(rows);
                 (format!("{source} AS s({})", columns.join(", ")), values)
             }
             Dialect::Sqlite => {
-                let columns: Vec<_> = columns.iter().enumerate().map(|(i, c)| format!("value ->> {i} AS {c}")).collect();
+                let columns: Vec<_> =
+                    columns.iter().enumerate().map(|(i, c)| format!("value ->> {i} AS {c}")).collect();
                 (format!("(SELECT {} FROM json_each(?)) AS s", columns.join(", ")), vec![json(rows)])
             }
             Dialect::MySql => {
                 let column = |(i, c): (usize, &&str)| {
-                    let sql_type = if types.get(i) == Some(&true) { "BIGINT" } else { "LONGTEXT CHARACTER SET utf8mb4" };
+                    let sql_type =
+                        if types.get(i) == Some(&true) { "BIGINT" } else { "LONGTEXT CHARACTER SET utf8mb4" };
                     format!("{c} {sql_type} PATH '$[{i}]'")
                 };
                 let columns: Vec<_> = columns.iter().enumerate().map(column).collect();
@@ -294,6 +354,24 @@ impl<'q> Listed<'q> {
 
     pub(super) fn bind_to(self, query: Query<'q>) -> Query<'q> {
         query.bind_all(self.values)
+    }
+}
+
+/// The row is the one that was listed.
+pub(super) const SAME: &str = "t.id = s.id AND t.version = s.version";
+
+/// `JOIN table t ON` the listed rows, by primary key. MySQL is told so: given the choice it reads a small table whole,
+/// and an UPDATE then waits for locks on rows that it does not want.
+pub(super) fn joined(dialect: Dialect, table: &str) -> String {
+    joined_on(dialect, table, SAME)
+}
+
+/// The same by another condition.
+pub(super) fn joined_on(dialect: Dialect, table: &str, on: &str) -> String {
+    match dialect {
+        Dialect::MySql => format!("STRAIGHT_JOIN {table} t FORCE INDEX (PRIMARY) ON {on}"),
+        Dialect::Postgres => format!("JOIN {table} t ON {on}"),
+        Dialect::Sqlite => format!("CROSS JOIN {table} t ON {on}"), // keeps the order
     }
 }
 

@@ -37,7 +37,8 @@ pub(super) async fn migrate(pools: &Pools) -> Result<()> {
             retrying!(pools, Use::Write, Scope::Transaction, &doing, |c, _| {
                 if c.dialect() == Dialect::Postgres {
                     // Waiting for another node's migration may take longer than for a row.
-                    c.script("SET LOCAL lock_timeout = '5min'; SELECT pg_advisory_xact_lock(7230531764420853)".into()).await?;
+                    c.script("SET LOCAL lock_timeout = '5min'; SELECT pg_advisory_xact_lock(7230531764420853)".into())
+                        .await?;
                 }
                 upgrade(c).await
             })
@@ -74,10 +75,12 @@ pub(super) async fn require(pools: &Pools) -> Result<()> {
 async fn check(pools: &Pools, doing: &str) -> Result<Option<i64>> {
     let found = retrying!(pools, Use::Read, Scope::Statement, doing, |c, _| version(c).await)?;
     match found {
-        Some((version, compatible_with)) if version > VERSION && compatible_with > VERSION => Err(Error::Schema(format!(
-            "{doing}: it has version {version}, which this redrive (schema {VERSION}) cannot use; upgrade redrive to a version with \
+        Some((version, compatible_with)) if version > VERSION && compatible_with > VERSION => {
+            Err(Error::Schema(format!(
+                "{doing}: it has version {version}, which this redrive (schema {VERSION}) cannot use; upgrade redrive to a version with \
              schema {compatible_with} or later"
-        ))),
+            )))
+        }
         found => Ok(found.map(|(version, _)| version)),
     }
 }
@@ -87,7 +90,9 @@ async fn version(c: &mut Connection<'_>) -> sqlx::Result<Option<(i64, i64)>> {
     let exists = match c.dialect() {
         Dialect::Sqlite => "SELECT COUNT(*) FROM sqlite_master WHERE type = 'table' AND name = 'redrive_schema'",
         Dialect::Postgres => "SELECT COUNT(*) FROM pg_class WHERE oid = to_regclass('redrive_schema')",
-        Dialect::MySql => "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'redrive_schema'",
+        Dialect::MySql => {
+            "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'redrive_schema'"
+        }
     };
     if c.row(query(exists)).await?.map(|row| row.int()).transpose()? == Some(0) {
         return Ok(None);
@@ -168,7 +173,8 @@ fn render(sql: &str, task_table: &str, dialect: Dialect) -> String {
         ("{options}", pick("", "", innodb)),
         ("{view}", pick("CREATE VIEW IF NOT EXISTS", "CREATE OR REPLACE VIEW", "CREATE OR REPLACE VIEW")),
     ];
-    let sql: String = sql.lines().filter(|line| !line.trim_start().starts_with("--")).map(|line| format!("{line}\n")).collect();
+    let sql: String =
+        sql.lines().filter(|line| !line.trim_start().starts_with("--")).map(|line| format!("{line}\n")).collect();
     let sql = plain.iter().fold(sql, |sql, (token, text)| sql.replace(token, text));
     let time = |column: &str| match dialect {
         Sqlite => format!("strftime('%Y-%m-%dT%H:%M:%fZ', {column} / 1000.0, 'unixepoch')"),

@@ -23,7 +23,9 @@ use super::archive::{self, EndedAs};
 use super::db::{Connection, Dialect, Query, Value, query};
 use super::hot::{Slice, read_slices};
 use super::pool::{Scope, Use, retrying};
-use super::row::{Listed, column_list, insert_rows, read_task, stored_history, write_task, written_columns};
+use super::row::{
+    Listed, SAME, column_list, insert_rows, joined, joined_on, read_task, stored_history, write_task, written_columns,
+};
 use super::schema::TASK_TABLE;
 
 /// A task and what is to become of it.
@@ -126,7 +128,13 @@ impl Store {
 
     /// Takes back what fenced nodes held in these slices: waiting again, or dead if it crashed too often. Gives the tasks
     /// as they were, and where they went.
-    pub async fn rescue(&self, slices: &[Slice], dead: &[NodeNumber], now: Timestamp, limit: u32) -> Result<Vec<(Task, To)>> {
+    pub async fn rescue(
+        &self,
+        slices: &[Slice],
+        dead: &[NodeNumber],
+        now: Timestamp,
+        limit: u32,
+    ) -> Result<Vec<(Task, To)>> {
         let mut rescued = Vec::new();
         for node in dead {
             let held = self.held_by(slices, *node, limit).await?;
@@ -142,14 +150,19 @@ impl Store {
     async fn held_by(&self, slices: &[Slice], node: NodeNumber, limit: u32) -> Result<Vec<Task>> {
         let doing = format!("looking for tasks of node {node}");
         retrying!(self.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
-                let which = "x.status = 1 AND x.locked_by = ?";
-                let rows = read_slices(c, slices, &column_list("t."), which, &[node.into()], Timestamp::MAX, limit).await?;
-                rows.iter().map(read_task).collect()
-            })
+            let which = "x.status = 1 AND x.locked_by = ?";
+            let rows = read_slices(c, slices, &column_list("t."), which, &[node.into()], Timestamp::MAX, limit).await?;
+            rows.iter().map(read_task).collect()
+        })
     }
 
     /// Writes the changes of tasks that are all held alike. Gives where each went; those that are missing were lost.
-    pub(super) async fn settle_held(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<HashMap<TaskId, To>> {
+    pub(super) async fn settle_held(
+        &self,
+        settles: &[&Settle],
+        hold: Hold,
+        now: Timestamp,
+    ) -> Result<HashMap<TaskId, To>> {
         let (waiting, ending): (Vec<&Settle>, Vec<&Settle>) = settles.iter().partition(|s| !s.change.to.is_final());
         let (going, leaving): (Vec<&Settle>, Vec<&Settle>) = ending.into_iter().partition(|s| s.only_goes());
         let mut went = HashMap::new();
@@ -213,7 +226,11 @@ impl Store {
         if settles.is_empty() {
             return Ok(Vec::new());
         }
-        let survivors = retrying!(self.pools(), Use::Read, Scope::Statement, "looking for tasks to stop", |c, _| survivors(c, settles, hold, false).await)?;
+        let survivors =
+            retrying!(self.pools(), Use::Read, Scope::Statement, "looking for tasks to stop", |c, _| survivors(
+                c, settles, hold, false
+            )
+            .await)?;
         let stopped = |s: &&Settle| {
             let stop = *survivors.get(&s.task.id)?;
             let change = s.change.clone().obeying(stop);
@@ -227,23 +244,23 @@ impl Store {
         let doing = describe("moving out", settles);
         let follow_ups = self.follow_up_tasks(settles, now)?;
         retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, tried| {
-                let ours = survivors(c, settles, hold, true).await?;
-                let leaving: Vec<&Settle> = settles.iter().copied().filter(|s| ours.contains_key(&s.task.id)).collect();
-                let gone: HashSet<TaskId> = leaving.iter().map(|s| s.task.id).collect();
-                write_where_they_go(c, &leaving, now).await?;
-                delete_ids(c, TASK_TABLE, &gone).await?;
-                Keys::of(leaving.iter().copied()).end(c, &gone, now).await?;
-                for s in &leaving {
-                    if let Some(tasks) = follow_ups.get(&s.task.id) {
-                        super::insert::insert_follow_ups(c, tasks, now).await?;
-                    }
+            let ours = survivors(c, settles, hold, true).await?;
+            let leaving: Vec<&Settle> = settles.iter().copied().filter(|s| ours.contains_key(&s.task.id)).collect();
+            let gone: HashSet<TaskId> = leaving.iter().map(|s| s.task.id).collect();
+            write_where_they_go(c, &leaving, now).await?;
+            delete_ids(c, TASK_TABLE, &gone).await?;
+            Keys::of(leaving.iter().copied()).end(c, &gone, now).await?;
+            for s in &leaving {
+                if let Some(tasks) = follow_ups.get(&s.task.id) {
+                    super::insert::insert_follow_ups(c, tasks, now).await?;
                 }
-                let mut went: HashMap<TaskId, To> = leaving.iter().map(|s| (s.task.id, s.change.to)).collect();
-                if tried > 0 {
-                    went.extend(moved_already(c, settles).await?);
-                }
-                Ok(went)
-            })
+            }
+            let mut went: HashMap<TaskId, To> = leaving.iter().map(|s| (s.task.id, s.change.to)).collect();
+            if tried > 0 {
+                went.extend(moved_already(c, settles).await?);
+            }
+            Ok(went)
+        })
     }
 
     fn follow_up_tasks(&self, settles: &[&Settle], now: Timestamp) -> Result<HashMap<TaskId, Vec<Task>>> {
@@ -323,8 +340,6 @@ fn cas_list<'q>(dialect: Dialect, settles: &[&Settle]) -> Listed<'q> {
     Listed::new(dialect, &["id", "version"], rows)
 }
 
-const SAME: &str = "t.id = s.id AND t.version = s.version";
-
 fn ids(rows: Vec<super::db::Row>) -> sqlx::Result<HashSet<TaskId>> {
     rows.iter().map(|row| Ok(TaskId::from_i64(row.int()?))).collect()
 }
@@ -334,11 +349,13 @@ pub(super) fn delete_query<'q>(dialect: Dialect, settles: &[&Settle], hold: Hold
     let s = cas_list(dialect, settles);
     let (source, held) = (&s.source, hold.condition());
     let sql = match dialect {
-        Dialect::Postgres => format!("DELETE FROM {TASK_TABLE} t USING {source} WHERE {SAME} AND {held} RETURNING t.id"),
+        Dialect::Postgres => {
+            format!("DELETE FROM {TASK_TABLE} t USING {source} WHERE {SAME} AND {held} RETURNING t.id")
+        }
         Dialect::Sqlite => format!(
             "DELETE FROM {TASK_TABLE} WHERE id IN (SELECT t.id FROM {source} CROSS JOIN {TASK_TABLE} t WHERE {SAME} AND {held}) RETURNING id"
         ),
-        Dialect::MySql => format!("DELETE t FROM {TASK_TABLE} t JOIN {source} ON {SAME} WHERE {held}"),
+        Dialect::MySql => format!("DELETE t FROM {source} {} WHERE {held}", joined(dialect, TASK_TABLE)),
     };
     hold.bind_to(s.bind_to(query(sql)))
 }
@@ -383,10 +400,10 @@ async fn put_back_once(
     if c.dialect() != Dialect::MySql {
         return ids(c.rows(update).await?);
     }
-    if c.execute(update).await? == settles.len() as u64 {
-        return Ok(settles.iter().map(|s| s.task.id).collect());
-    }
-    put_back_already(c, settles, hold).await // those now bear our number and the next version, and are locked
+    // No RETURNING: lock the survivors first, then change just those.
+    let ours = survivors(c, settles, hold, true).await?;
+    c.execute(update).await?;
+    Ok(ours.into_iter().filter(|(_, stop)| *stop == StopRequest::None).map(|(id, _)| id).collect())
 }
 
 /// MySQL does not say which rows a DELETE took: the survivors are locked first, and just those are deleted.
@@ -425,13 +442,29 @@ pub(super) fn survivors_query<'q>(dialect: Dialect, settles: &[&Settle], hold: H
         _ => "", // SQLite's transaction has the only writer
     };
     let (source, held) = (&s.source, hold.condition());
-    let sql = format!("SELECT t.id, t.cancel_requested FROM {source} JOIN {TASK_TABLE} t ON {SAME} WHERE {held} {lock}");
+    let table = joined(dialect, TASK_TABLE);
+    let sql = format!("SELECT t.id, t.cancel_requested FROM {source} {table} WHERE {held} {lock}");
     hold.bind_to(s.bind_to(query(sql)))
 }
 
-pub(super) fn put_back_query<'q>(dialect: Dialect, settles: &[&Settle], after: &'q [Task], hold: Hold, now: Timestamp) -> Query<'q> {
+pub(super) fn put_back_query<'q>(
+    dialect: Dialect,
+    settles: &[&Settle],
+    after: &'q [Task],
+    hold: Hold,
+    now: Timestamp,
+) -> Query<'q> {
     let columns = [
-        "id", "version", "due", "attempts", "crashes", "postponements", "first_failed", "error_kind", "error_msg", "error_time",
+        "id",
+        "version",
+        "due",
+        "attempts",
+        "crashes",
+        "postponements",
+        "first_failed",
+        "error_kind",
+        "error_msg",
+        "error_time",
         "history",
     ];
     let row = |(s, t): (&&Settle, &'q Task)| {
@@ -452,18 +485,28 @@ pub(super) fn put_back_query<'q>(dialect: Dialect, settles: &[&Settle], after: &
     };
     let s = Listed::new(dialect, &columns, settles.iter().zip(after).map(row).collect());
     let set = [
-        "status = 0", "version = t.version + 1", "next_retry_time = s.due", "attempt_count = s.attempts", "crashes = s.crashes",
-        "postponements = s.postponements", "first_failed_at = s.first_failed", "last_error_kind = s.error_kind",
-        "last_error_msg = s.error_msg", "last_error_time = s.error_time", "history = s.history", "updated_at = ?",
+        "status = 0",
+        "version = t.version + 1",
+        "next_retry_time = s.due",
+        "attempt_count = s.attempts",
+        "crashes = s.crashes",
+        "postponements = s.postponements",
+        "first_failed_at = s.first_failed",
+        "last_error_kind = s.error_kind",
+        "last_error_msg = s.error_msg",
+        "last_error_time = s.error_time",
+        "history = s.history",
+        "updated_at = ?",
     ];
     let held = format!("{} AND t.cancel_requested = 0", hold.condition());
     let source = &s.source;
     if dialect == Dialect::MySql {
         let set = set.map(|s| format!("t.{s}")).join(", ");
-        let sql = format!("UPDATE {TASK_TABLE} t JOIN {source} ON {SAME} SET {set} WHERE {held}");
+        let sql = format!("UPDATE {source} {} SET {set} WHERE {held}", joined(dialect, TASK_TABLE));
         return hold.bind_to(s.bind_to(query(sql)).bind(now));
     }
-    let sql = format!("UPDATE {TASK_TABLE} AS t SET {} FROM {source} WHERE {SAME} AND {held} RETURNING id", set.join(", "));
+    let sql =
+        format!("UPDATE {TASK_TABLE} AS t SET {} FROM {source} WHERE {SAME} AND {held} RETURNING id", set.join(", "));
     let sql = if dialect == Dialect::Postgres { sql.replace("RETURNING id", "RETURNING t.id") } else { sql };
     hold.bind_to(s.bind_to(query(sql).bind(now)))
 }
@@ -475,7 +518,8 @@ async fn put_back_already(c: &mut Connection<'_>, settles: &[&Settle], hold: Hol
     };
     let rows = settles.iter().map(|s| vec![s.task.id.into(), (s.task.version + 1).into()]).collect();
     let s = Listed::new(c.dialect(), &["id", "version"], rows);
-    let sql = format!("SELECT t.id FROM {} JOIN {TASK_TABLE} t ON {SAME} WHERE t.status = 0 AND t.locked_by = ?", s.source);
+    let table = joined(c.dialect(), TASK_TABLE);
+    let sql = format!("SELECT t.id FROM {} {table} WHERE t.status = 0 AND t.locked_by = ?", s.source);
     ids(c.rows(s.bind_to(query(sql)).bind(node)).await?)
 }
 
@@ -495,10 +539,14 @@ async fn write_where_they_go(c: &mut Connection<'_>, leaving: &[&Settle], now: T
         match s.change.to {
             To::Dead(reason) => dead.push((task, reason)),
             To::Cancelled => archived.push(archive::Entry::new(task, EndedAs::Cancelled)),
-            To::Dropped(reason) => archived.push(archive::Entry { dead_reason: Some(reason), ..archive::Entry::new(task, EndedAs::Dropped) }),
+            To::Dropped(reason) => archived
+                .push(archive::Entry { dead_reason: Some(reason), ..archive::Entry::new(task, EndedAs::Dropped) }),
             To::Done => {
                 if let Some(kept) = &s.keep {
-                    archived.push(archive::Entry { result: kept.result.clone(), ..archive::Entry::new(task, EndedAs::Done) });
+                    archived.push(archive::Entry {
+                        result: kept.result.clone(),
+                        ..archive::Entry::new(task, EndedAs::Done)
+                    });
                 }
             }
             To::Pending { .. } => {}
@@ -534,7 +582,7 @@ pub(super) async fn delete_ids(c: &mut Connection<'_>, table: &str, ids: &HashSe
     let sql = match c.dialect() {
         Dialect::Postgres => format!("DELETE FROM {table} t USING {} WHERE t.id = s.id", s.source),
         Dialect::Sqlite => format!("DELETE FROM {table} WHERE id IN (SELECT s.id FROM {})", s.source),
-        Dialect::MySql => format!("DELETE t FROM {table} t JOIN {} ON t.id = s.id", s.source),
+        Dialect::MySql => format!("DELETE t FROM {} {}", s.source, joined_on(Dialect::MySql, table, "t.id = s.id")),
     };
     c.execute(s.bind_to(query(sql))).await.map(|_| ())
 }

@@ -16,7 +16,7 @@ use crate::task::{Lane, Status, StopRequest, Task};
 use super::Store;
 use super::db::{Connection, Query, Value, query};
 use super::pool::{Scope, Use, retrying};
-use super::row::{Listed, column_list, read_task, stored_backoff, stored_policy};
+use super::row::{Listed, column_list, joined_on, read_task, stored_backoff, stored_policy};
 use super::schema::TASK_TABLE;
 use super::settle::{Hold, Settle};
 
@@ -98,16 +98,16 @@ impl Store {
     pub async fn get(&self, id: TaskId) -> Result<Option<Task>> {
         let doing = format!("reading task {id}");
         retrying!(self.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
-                c.row(get_query(id)).await?.as_ref().map(read_task).transpose()
-            })
+            c.row(get_query(id)).await?.as_ref().map(read_task).transpose()
+        })
     }
 
     /// Tasks, newest first, one page at a time.
     pub async fn list(&self, filter: &TaskFilter, limit: u32) -> Result<Vec<Task>> {
         retrying!(self.pools(), Use::Read, Scope::Statement, "listing tasks", |c, _| {
-                let rows = c.rows(filter.query(&column_list(""), TASK_TABLE, limit)).await?;
-                rows.iter().map(read_task).collect()
-            })
+            let rows = c.rows(filter.query(&column_list(""), TASK_TABLE, limit)).await?;
+            rows.iter().map(read_task).collect()
+        })
     }
 
     /// Cancels a task: at once if it is pending, after its attempt (unless that succeeds) if it is running.
@@ -142,15 +142,18 @@ impl Store {
     async fn request_stop(&self, task: &Task, wish: StopRequest) -> Result<bool> {
         let doing = format!("asking to stop task {}", task.id);
         retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
-                let sql = format!("UPDATE {TASK_TABLE} SET cancel_requested = ? WHERE id = ? AND version = ? AND status = 1");
-                Ok(c.execute(query(sql).bind(wish as i64).bind(task.id).bind(task.version)).await? == 1)
-            })
+            let sql =
+                format!("UPDATE {TASK_TABLE} SET cancel_requested = ? WHERE id = ? AND version = ? AND status = 1");
+            Ok(c.execute(query(sql).bind(wish as i64).bind(task.id).bind(task.version)).await? == 1)
+        })
     }
 
     /// Makes a pending task due now.
     pub async fn retry_now(&self, id: TaskId, by: Option<&str>, now: Timestamp) -> Result<()> {
         let doing = format!("making task {id} due now");
-        let sql = format!("UPDATE {TASK_TABLE} SET next_retry_time = ?, updated_at = ?, updated_by = ? WHERE id = ? AND status = 0");
+        let sql = format!(
+            "UPDATE {TASK_TABLE} SET next_retry_time = ?, updated_at = ?, updated_by = ? WHERE id = ? AND status = 0"
+        );
         let edit = query(sql).bind(now).bind(now).bind(by).bind(id);
         let done = retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| c.execute(edit.clone()).await)?;
         if done == 1 {
@@ -158,7 +161,9 @@ impl Store {
         }
         match self.get(id).await? {
             None => Err(not_found(id)),
-            Some(_) => Err(Error::Conflict { doing: "retry now", id: id.to_string(), why: "it is running already".into() }),
+            Some(_) => {
+                Err(Error::Conflict { doing: "retry now", id: id.to_string(), why: "it is running already".into() })
+            }
         }
     }
 
@@ -166,7 +171,9 @@ impl Store {
     pub async fn edit_policy(&self, id: TaskId, policy: &Arc<Policy>, by: Option<&str>, now: Timestamp) -> Result<()> {
         policy.validate()?;
         let doing = format!("changing the policy of task {id}");
-        let done = retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| c.execute(policy_edit(id, policy, by, now)).await)?;
+        let done = retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| c
+            .execute(policy_edit(id, policy, by, now))
+            .await)?;
         if done == 1 { Ok(()) } else { Err(not_found(id)) }
     }
 
@@ -174,12 +181,12 @@ impl Store {
     pub async fn mark_notified(&self, ids: &[TaskId], now: Timestamp) -> Result<()> {
         for table in [TASK_TABLE, "retry_dead"] {
             retrying!(self.pools(), Use::Write, Scope::Statement, "noting sent notices", |c, _| {
-                    for id in ids {
-                        let sql = format!("UPDATE {table} SET notified_at = ? WHERE id = ? AND notified_at IS NULL");
-                        c.execute(query(sql).bind(now).bind(*id)).await?;
-                    }
-                    Ok(())
-                })?;
+                for id in ids {
+                    let sql = format!("UPDATE {table} SET notified_at = ? WHERE id = ? AND notified_at IS NULL");
+                    c.execute(query(sql).bind(now).bind(*id)).await?;
+                }
+                Ok(())
+            })?;
         }
         Ok(())
     }
@@ -215,6 +222,6 @@ pub(super) async fn existing_ids(c: &mut Connection<'_>, table: &str, ids: &[Tas
         return Ok(HashSet::new());
     }
     let s = Listed::new(c.dialect(), &["id"], ids.iter().map(|id| vec![(*id).into()]).collect());
-    let sql = format!("SELECT t.id FROM {} JOIN {table} t ON t.id = s.id", s.source);
+    let sql = format!("SELECT t.id FROM {} {}", s.source, joined_on(c.dialect(), table, "t.id = s.id"));
     c.rows(s.bind_to(query(sql))).await?.iter().map(|row| Ok(TaskId::from_i64(row.int()?))).collect()
 }

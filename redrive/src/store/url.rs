@@ -27,7 +27,8 @@ impl Url {
         if dialect == Dialect::Sqlite {
             return Ok(Self { dialect, hosts: vec![url.into()], shown: url.into() });
         }
-        let rest = rest.strip_prefix("//").ok_or_else(|| Error::invalid("url", format!("must begin with {scheme}://")))?;
+        let rest =
+            rest.strip_prefix("//").ok_or_else(|| Error::invalid("url", format!("must begin with {scheme}://")))?;
         let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
         let (login, hosts) = match authority.rsplit_once('@') {
             Some((login, hosts)) => (format!("{login}@"), hosts),
@@ -70,10 +71,7 @@ mod tests {
     #[test]
     fn several_hosts_are_an_ordered_list() {
         let url = Url::parse("postgres://me:secret@a:1,b,[::1]:3/db?sslmode=disable").unwrap();
-        assert_eq!(
-            url.hosts,
-            ["a:1", "b", "[::1]:3"].map(|h| format!("postgres://me:secret@{h}/db?sslmode=disable"))
-        );
+        assert_eq!(url.hosts, ["a:1", "b", "[::1]:3"].map(|h| format!("postgres://me:secret@{h}/db?sslmode=disable")));
         assert_eq!(url.shown, "postgres://me:***@a:1,b,[::1]:3/db");
     }
 

@@ -36,7 +36,8 @@ async fn the_scan_looks_ahead_to_a_horizon(db: Db) {
     for seconds in [5, 10, 15] {
         add(&db.store, new(seconds).delay(Duration::from_secs(seconds)).priority(seconds as i16)).await;
     }
-    let mut found: Vec<_> = db.store.scan(&slices(), later(10), 10).await.unwrap().iter().map(|d| (d.due, d.priority)).collect();
+    let mut found: Vec<_> =
+        db.store.scan(&slices(), later(10), 10).await.unwrap().iter().map(|d| (d.due, d.priority)).collect();
     found.sort();
     assert_eq!(found, [(later(5), 5), (later(10), 10)]);
 }
@@ -61,7 +62,10 @@ async fn other_lanes_and_shards_are_not_read(db: Db) {
     assert!(db.store.scan(&slices_of("other"), NOW, 1000).await.unwrap().is_empty());
     // Any number of slices in one go, also one that is no power of two.
     let odd: Vec<_> = (0..SHARDS - 1).map(|shard| Slice { shard, ..slice }).collect();
-    assert_eq!(db.store.scan(&odd, NOW, 1000).await.unwrap().len(), ids.iter().filter(|id| id.shard() < SHARDS - 1).count());
+    assert_eq!(
+        db.store.scan(&odd, NOW, 1000).await.unwrap().len(),
+        ids.iter().filter(|id| id.shard() < SHARDS - 1).count()
+    );
     assert!(db.store.scan(&[], NOW, 1000).await.unwrap().is_empty());
 }
 
@@ -79,7 +83,10 @@ async fn a_claimed_task_is_ours(db: Db) {
     let claimed = claim_all(&db.store, node, later(2)).await.tasks;
     let stored = db.store.get(id).await.unwrap().unwrap();
     assert_eq!(claimed, [stored.clone()], "the claim gives the whole task");
-    assert_eq!((stored.status, stored.locked_by, stored.locked_at, stored.version), (Status::Running, Some(node), Some(later(2)), 1));
+    assert_eq!(
+        (stored.status, stored.locked_by, stored.locked_at, stored.version),
+        (Status::Running, Some(node), Some(later(2)), 1)
+    );
     assert!(claim_all(&db.store, node, later(2)).await.tasks.is_empty(), "once");
 }
 

@@ -30,8 +30,14 @@ async fn redrive_makes_a_new_task(db: Db) {
     let went = db.store.redrive(&[task.id], None, "alice", later(100)).await.unwrap();
     let [Redriven::As(id)] = went[..] else { panic!("{went:?}") };
     let t = db.store.get(id).await.unwrap().unwrap();
-    assert_eq!((t.origin_id, t.attempts, t.crashes, t.due, t.created_at), (Some(task.id), 0, 0, later(100), later(100)));
-    assert_eq!((t.key, t.params, t.business, t.created_by.as_deref()), (task.key, task.params, task.business, Some("alice")));
+    assert_eq!(
+        (t.origin_id, t.attempts, t.crashes, t.due, t.created_at),
+        (Some(task.id), 0, 0, later(100), later(100))
+    );
+    assert_eq!(
+        (t.key, t.params, t.business, t.created_by.as_deref()),
+        (task.key, task.params, task.business, Some("alice"))
+    );
     let kept = db.store.archive(&Default::default(), 10).await.unwrap().pop().unwrap();
     assert_eq!((kept.ended_as, kept.redriven_as, kept.task.attempts), (EndedAs::Redriven, Some(id), 1));
     assert_eq!(db.count("retry_dead").await, 0);
@@ -40,7 +46,11 @@ async fn redrive_makes_a_new_task(db: Db) {
 }
 
 async fn redrive_drops_a_deadline_that_has_passed(db: Db) {
-    let policy = |deadline| Policy { deadline: Some(deadline), max_duration: Some(Duration::from_secs(60)), ..Policy::default() };
+    let policy = |deadline| Policy {
+        deadline: Some(deadline),
+        max_duration: Some(Duration::from_secs(60)),
+        ..Policy::default()
+    };
     let ids = [dead(&db, new(1).policy(policy(later(50)))).await, dead(&db, new(2).policy(policy(later(500)))).await];
     let went = db.store.redrive(&ids, None, "alice", later(100)).await.unwrap();
     let mut deadlines = Vec::new();
@@ -95,8 +105,14 @@ async fn resolve_and_discard_close_letters_with_a_note(db: Db) {
     assert_eq!(db.store.discard(&ids, "bob", None, later(2)).await.unwrap(), 1, "the other is closed already");
     let mut kept = db.store.archive(&Default::default(), 10).await.unwrap();
     kept.sort_by_key(|a| a.ended_at);
-    assert_eq!((kept[0].ended_as, kept[0].ended_by.as_deref(), kept[0].note.as_deref()), (EndedAs::Resolved, Some("alice"), Some("paid by hand")));
-    assert_eq!((kept[1].ended_as, kept[1].ended_by.as_deref(), kept[1].note.as_deref()), (EndedAs::Discarded, Some("bob"), None));
+    assert_eq!(
+        (kept[0].ended_as, kept[0].ended_by.as_deref(), kept[0].note.as_deref()),
+        (EndedAs::Resolved, Some("alice"), Some("paid by hand"))
+    );
+    assert_eq!(
+        (kept[1].ended_as, kept[1].ended_by.as_deref(), kept[1].note.as_deref()),
+        (EndedAs::Discarded, Some("bob"), None)
+    );
     assert_eq!(db.count("retry_dead").await, 0);
     assert!(db.store.resolve(&ids, "", None, NOW).await.is_err(), "someone must answer for it");
 }

@@ -27,7 +27,9 @@ async fn hot_statements_use_their_indexes_with_100_000_rows(db: Db) {
     for (name, plan) in db.store.explain("m", later(1)).await.unwrap() {
         let by_due = matches!(name, "scan" | "rescue");
         let wanted = match (db.kind, by_due) {
-            (Kind::Sqlite, true) => "USING COVERING INDEX retry_task_scan (lane=? AND shard=? AND next_retry_time>? AND next_retry_time<?)",
+            (Kind::Sqlite, true) => {
+                "USING COVERING INDEX retry_task_scan (lane=? AND shard=? AND next_retry_time>? AND next_retry_time<?)"
+            }
             (Kind::Sqlite, false) => "USING INTEGER PRIMARY KEY (rowid=?)",
             (Kind::Postgres, true) => "Index Scan using retry_task_scan",
             (Kind::Postgres, false) => "Index Scan using retry_task_pkey",
@@ -35,11 +37,18 @@ async fn hot_statements_use_their_indexes_with_100_000_rows(db: Db) {
             (Kind::MySql, false) => "\"key\": \"PRIMARY\"",
         };
         let wanted = wanted.replace("COVERING INDEX", "INDEX");
-        assert!(plan.replace("COVERING INDEX", "INDEX").contains(&wanted), "{name} on {:?} does not use its index:\n{plan}", db.kind);
+        assert!(
+            plan.replace("COVERING INDEX", "INDEX").contains(&wanted),
+            "{name} on {:?} does not use its index:\n{plan}",
+            db.kind
+        );
         let whole = match db.kind {
             Kind::Sqlite => ["SCAN retry_task", "SCAN t", "SCAN x"].as_slice(),
             Kind::Postgres => &["Seq Scan on retry_task"],
-            Kind::MySql => &["\"table_name\": \"t\",\n      \"access_type\": \"ALL\"", "\"table_name\": \"x\",\n      \"access_type\": \"ALL\""],
+            Kind::MySql => &[
+                "\"table_name\": \"t\",\n      \"access_type\": \"ALL\"",
+                "\"table_name\": \"x\",\n      \"access_type\": \"ALL\"",
+            ],
         };
         for scan in whole {
             let bad = plan.lines().any(|line| line.trim() == *scan) || plan.contains(&format!("{scan} "));

@@ -67,13 +67,19 @@ pub async fn fresh_url(kind: Kind) -> (String, Option<tempfile::TempDir>) {
         Kind::Postgres => {
             let server = server_url(kind);
             let mut c = sqlx::PgConnection::connect(&server).await.unwrap();
-            sqlx::raw_sql(AssertSqlSafe(format!("DROP SCHEMA IF EXISTS {name} CASCADE; CREATE SCHEMA {name}"))).execute(&mut c).await.unwrap();
+            sqlx::raw_sql(AssertSqlSafe(format!("DROP SCHEMA IF EXISTS {name} CASCADE; CREATE SCHEMA {name}")))
+                .execute(&mut c)
+                .await
+                .unwrap();
             (format!("{server}?options[search_path]={name}"), None)
         }
         Kind::MySql => {
             let server = server_url(kind);
             let mut c = sqlx::MySqlConnection::connect(&server).await.unwrap();
-            sqlx::raw_sql(AssertSqlSafe(format!("DROP DATABASE IF EXISTS {name}; CREATE DATABASE {name}"))).execute(&mut c).await.unwrap();
+            sqlx::raw_sql(AssertSqlSafe(format!("DROP DATABASE IF EXISTS {name}; CREATE DATABASE {name}")))
+                .execute(&mut c)
+                .await
+                .unwrap();
             let (base, _) = server.rsplit_once('/').unwrap();
             (format!("{base}/{name}"), None)
         }

@@ -22,7 +22,10 @@ stores!(
 async fn a_task_is_read_back_as_it_was_written(db: Db) {
     let id = add(&db.store, new(7)).await;
     let task = db.store.get(id).await.unwrap().unwrap();
-    assert_eq!((&*task.method, &*task.params, task.status, task.due, task.created_at), ("m", "7", Status::Pending, NOW, NOW));
+    assert_eq!(
+        (&*task.method, &*task.params, task.status, task.due, task.created_at),
+        ("m", "7", Status::Pending, NOW, NOW)
+    );
     assert_eq!((task.attempts, task.version, task.locked_by), (0, 0, None));
     assert!(task.key.unwrap().starts_with("m:"));
     assert_eq!(*task.policy, Policy::default());
@@ -70,7 +73,10 @@ async fn text_keeps_its_case_accents_and_emoji(db: Db) {
     for key in keys {
         let id = add(&db.store, NewTask::new("m", &key).unwrap().key(key).business("类型🦀", key)).await;
         let task = db.store.get(id).await.unwrap().unwrap();
-        assert_eq!((task.key.as_deref(), task.business.map(|b| (b.kind, b.id))), (Some(key), Some(("类型🦀".into(), key.into()))));
+        assert_eq!(
+            (task.key.as_deref(), task.business.map(|b| (b.kind, b.id))),
+            (Some(key), Some(("类型🦀".into(), key.into())))
+        );
     }
     assert_eq!(db.count("retry_task").await, keys.len() as i64);
     // And in the text of an error, which takes another way into the database.
@@ -118,7 +124,8 @@ async fn bad_input_is_refused_and_changes_nothing(db: Db) {
         let said = db.store.insert(vec![new(0), task], NOW).await.unwrap_err().to_string();
         assert!(said.contains(&format!("tasks[1].{field}")), "{field} is missing in: {said}");
     }
-    let said = db.store.insert(vec![NewTask::new("m", &"x".repeat(2_000_000)).unwrap()], NOW).await.unwrap_err().to_string();
+    let said =
+        db.store.insert(vec![NewTask::new("m", &"x".repeat(2_000_000)).unwrap()], NOW).await.unwrap_err().to_string();
     assert!(said.contains("2000002 bytes, the limit is 1048576"), "{said}");
     assert!(NewTask::from_json("m", "{not json").is_err());
     assert_eq!((db.count("retry_task").await, db.count("redrive_key").await), (0, 0));
@@ -145,7 +152,8 @@ async fn ids_of_several_processes_never_meet(db: Db) {
     let (a, b) = (db.another().await, db.another().await);
     let tasks = || (0..500).map(|n| new(n).no_key().business("one", "shard")).collect::<Vec<_>>();
     let (one, two, three) = tokio::join!(a.insert(tasks(), NOW), b.insert(tasks(), NOW), db.store.insert(tasks(), NOW));
-    let ids: std::collections::HashSet<_> = [one, two, three].into_iter().flat_map(|r| r.unwrap()).map(|a| a.id).collect();
+    let ids: std::collections::HashSet<_> =
+        [one, two, three].into_iter().flat_map(|r| r.unwrap()).map(|a| a.id).collect();
     assert_eq!(ids.len(), 1_500);
     assert_eq!(db.count("retry_task").await, 1_500);
 }
@@ -165,7 +173,9 @@ async fn readable_views_show_times_and_words(db: Db) {
         Kind::Postgres => "created_at = '2027-01-15T08:00:00Z'::timestamptz",
         Kind::MySql => "created_at = CONVERT_TZ('2027-01-15 08:00:00', '+00:00', @@session.time_zone)",
     };
-    let sql = format!("SELECT COUNT(*) FROM retry_task_readable WHERE status = 'RUNNING' AND backoff_strategy = 'EXPONENTIAL' AND {year}");
+    let sql = format!(
+        "SELECT COUNT(*) FROM retry_task_readable WHERE status = 'RUNNING' AND backoff_strategy = 'EXPONENTIAL' AND {year}"
+    );
     assert_eq!(db.sql(&sql).await, Some(1));
     assert_eq!(db.count("redrive_node_readable").await, 1);
     end(&db.store, &task, redrive::Outcome::Undecodable("?".into()), NOW).await;

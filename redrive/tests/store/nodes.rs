@@ -68,7 +68,8 @@ async fn nodes_publish_what_they_handle(db: Db) {
 }
 
 async fn the_database_tells_the_time(db: Db) {
-    let (one, here, two) = (db.store.now().await.unwrap(), redrive::Clock::system().now(), db.store.now().await.unwrap());
+    let (one, here, two) =
+        (db.store.now().await.unwrap(), redrive::Clock::system().now(), db.store.now().await.unwrap());
     assert!(one <= two);
     assert!(here.since(one) < Duration::from_secs(60) && one.since(here) < Duration::from_secs(60), "{one} {here}");
 }
@@ -98,7 +99,9 @@ async fn a_lock_raced_for_has_one_winner(db: Db) {
         let mut calls = tokio::task::JoinSet::new();
         for n in 0..8 {
             let store = db.store.clone();
-            calls.spawn(async move { store.lock(&format!("l{round}"), &n.to_string(), Duration::from_secs(60), NOW).await.unwrap() });
+            calls.spawn(async move {
+                store.lock(&format!("l{round}"), &n.to_string(), Duration::from_secs(60), NOW).await.unwrap()
+            });
         }
         assert_eq!(calls.join_all().await.into_iter().flatten().count(), 1);
     }

@@ -23,7 +23,9 @@ async fn several_nodes_may_migrate_at_once(db: Db) {
     let mut calls = tokio::task::JoinSet::new();
     for _ in 0..6 {
         let url = url.clone();
-        calls.spawn(async move { Store::open_with(&url, options()).await.unwrap().insert(vec![new(1)], NOW).await.unwrap()[0] });
+        calls.spawn(async move {
+            Store::open_with(&url, options()).await.unwrap().insert(vec![new(1)], NOW).await.unwrap()[0]
+        });
     }
     let answers = calls.join_all().await;
     assert_eq!(answers.iter().filter(|a| !a.existed).count(), 1);
@@ -80,7 +82,10 @@ async fn a_database_that_cannot_be_reached_says_so_without_the_password(db: Db) 
         Kind::Postgres => vec![
             "postgres://me:hunter2@127.0.0.1:1/x".into(),
             format!("postgres://me:hunter2@127.0.0.1:{port}/x"),
-            format!("{}?password=hunter2&options[search_path]=x", server_url(db.kind).replace("/postgres", "/no_such_database")),
+            format!(
+                "{}?password=hunter2&options[search_path]=x",
+                server_url(db.kind).replace("/postgres", "/no_such_database")
+            ),
         ],
         Kind::MySql => vec![
             "mysql://me:hunter2@127.0.0.1:1/x".into(),
@@ -106,7 +111,9 @@ async fn a_read_only_database_changes_nothing(db: Db) {
             assert!(said.contains("readonly"), "{said}");
             return;
         }
-        Kind::Postgres => Store::open_with(&format!("{}&options[default_transaction_read_only]=on", db.url), quick()).await,
+        Kind::Postgres => {
+            Store::open_with(&format!("{}&options[default_transaction_read_only]=on", db.url), quick()).await
+        }
         // MySQL has no read-only connections; a user without rights is the nearest.
         Kind::MySql => {
             let name = format!("ro{}", std::process::id());

@@ -56,7 +56,10 @@ async fn a_policy_edit_counts_from_the_next_attempt(db: Db) {
     let (task, node) = claimed(&db.store, new(1)).await;
     let policy = Arc::new(Policy { max_attempts: Some(2), ..Policy::default() });
     db.store.edit_policy(task.id, &policy, Some("alice"), NOW).await.unwrap();
-    assert!(matches!(end(&db.store, &task, timeout(), NOW).await, Settled::Went(To::Pending { .. })), "the version stayed");
+    assert!(
+        matches!(end(&db.store, &task, timeout(), NOW).await, Settled::Went(To::Pending { .. })),
+        "the version stayed"
+    );
     let task = claim_all(&db.store, node, later(60)).await.tasks.pop().unwrap();
     assert_eq!((task.policy.max_attempts, task.updated_by.as_deref()), (Some(2), Some("alice")));
     assert_eq!(end(&db.store, &task, timeout(), later(60)).await, Settled::Went(To::Dead(DeadReason::Exhausted)));

@@ -68,8 +68,7 @@ async fn two_rescuers_take_each_task_once(db: Db) {
     assert_eq!(claim_all(&db.store, victim, NOW).await.tasks.len(), 300);
     db.store.fence(victim, 0).await.unwrap();
     let (other, all, dead) = (db.another().await, slices(), [victim]);
-    let (one, two) =
-        tokio::join!(db.store.rescue(&all, &dead, NOW, 1000), other.rescue(&all, &dead, NOW, 1000));
+    let (one, two) = tokio::join!(db.store.rescue(&all, &dead, NOW, 1000), other.rescue(&all, &dead, NOW, 1000));
     assert_eq!(one.unwrap().len() + two.unwrap().len(), 300);
     assert_eq!(db.sql("SELECT COUNT(*) FROM retry_task WHERE status = 0 AND crashes = 1").await, Some(300));
     assert!(db.store.dead(&DeadFilter::default(), 10).await.unwrap().is_empty());
