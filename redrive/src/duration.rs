@@ -25,7 +25,7 @@ pub(crate) fn check(d: Duration, field: &str, problems: &mut Problems) {
     problems.require(d >= Duration::from_millis(1) && d <= LONGEST, field, || {
         format!("must be from 1ms to 3650days, is {}", humantime::format_duration(d))
     });
-    problems.require(d.subsec_nanos() % 1_000_000 == 0, field, || "must be whole milliseconds".into());
+    problems.require(d.subsec_nanos().is_multiple_of(1_000_000), field, || "must be whole milliseconds".into());
 }
 
 #[derive(Serialize, Deserialize)]

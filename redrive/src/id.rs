@@ -108,7 +108,10 @@ impl IdMaker {
         let shard = shard % SHARDS;
         let ms = u64::try_from(now.as_millis() - EPOCH_MS).unwrap_or(0);
         let later = |last: u64| (ms << SEQUENCE_BITS).max(last + 1);
-        let last = self.last[usize::from(shard)].fetch_update(Ordering::AcqRel, Ordering::Acquire, |l| Some(later(l)));
+        let last = self
+            .last
+            .get(usize::from(shard))
+            .map_or(Ok(0), |last| last.fetch_update(Ordering::AcqRel, Ordering::Acquire, |last| Some(later(last))));
         let (Ok(last) | Err(last)) = last;
         let made = i64::try_from(later(last)).unwrap_or(i64::MAX);
         let (time, sequence) = (made >> SEQUENCE_BITS, made & ((1 << SEQUENCE_BITS) - 1));

@@ -1,6 +1,24 @@
-//! redrive makes failed calls good.
+//! redrive makes failed calls good: a call that fails is written down durably, tried again under a policy, and handed
+//! to a person when nothing else helps.
+//!
+//! This crate is the library. What it is made of, in the order in which a task meets it:
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`task`], [`Policy`], [`Backoff`], [`Jitter`] | a call to be made good, and how |
+//! | [`store`] | where tasks are kept: SQLite, PostgreSQL, MySQL/MariaDB |
+//! | [`settle()`], [`classify()`] | what becomes of a task when an attempt has ended: pure functions |
+//! | [`testing`] | for tests of code that uses redrive |
+//!
+//! Databases are cargo features: `sqlite`, `postgres`, `mysql`, all on by default.
 
 #![warn(missing_docs)]
+#![cfg_attr(
+    not(test),
+    warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::todo)
+)]
+
+extern crate self as redrive; // so that derived code can name it, also in here
 
 mod backoff;
 mod classify;
@@ -20,6 +38,14 @@ pub use clock::{Clock, Timestamp};
 pub use error::{DatabaseError, Error, Problems, Result};
 pub use id::{SHARDS, TaskId};
 pub use policy::{Notify, OnCrash, OnExhausted, Policy, RetryStrategy};
+pub use redrive_macros::ErrorKind;
 pub use settle::{Change, DeadReason, Outcome, To, give_up, settle, spent};
 pub use store::{Enqueued, Store, StoreOptions};
 pub use task::{Attempt, Business, Key, Lane, LastError, NewTask, NodeNumber, OnDuplicate, Status, StopRequest, Task};
+
+// The README's example, and those of the guides, run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+#[doc = include_str!("../../docs/guide/policies.md")]
+#[doc = include_str!("../../docs/guide/transactions.md")]
+struct Guides;

@@ -9,6 +9,7 @@ use crate::task::{NewTask, Task, limits};
 /// # Panics
 ///
 /// If the task is not valid.
+#[expect(clippy::panic, reason = "for tests")]
 pub fn task(new: NewTask) -> Task {
     let now = Timestamp::from_millis(1_800_000_000_000);
     new.into_task(&IdMaker::new(0), now, limits::PARAMS).unwrap_or_else(|e| panic!("{e}"))

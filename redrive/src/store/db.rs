@@ -222,7 +222,7 @@ where
         match value {
             Value::Int(v) => args.add(v),
             Value::Text(v) => args.add(v.as_deref()),
-            Value::Bytes(v) => args.add(v.as_ref().map(|b| b.as_slice())),
+            Value::Bytes(v) => args.add(v.as_ref().map(<[u8; 16]>::as_slice)),
             arrays => args.add_array(arrays),
         }
         .map_err(sqlx::Error::Encode)?;
@@ -249,7 +249,7 @@ impl BindArrays for sqlx::postgres::PgArguments {
         match value {
             Value::Ints(v) => self.add(v),
             Value::Texts(v) => self.add(v.iter().map(Option::as_deref).collect::<Vec<_>>()),
-            Value::Hashes(v) => self.add(v.iter().map(|h| h.as_ref().map(|h| h.as_slice())).collect::<Vec<_>>()),
+            Value::Hashes(v) => self.add(v.iter().map(|h| h.as_ref().map(<[u8; 16]>::as_slice)).collect::<Vec<_>>()),
             Value::Int(_) | Value::Text(_) | Value::Bytes(_) => Err("not an array".into()),
         }
     }

@@ -337,7 +337,7 @@ impl<'q> Listed<'q> {
             Dialect::Sqlite => {
                 let columns: Vec<_> =
                     columns.iter().enumerate().map(|(i, c)| format!("value ->> {i} AS {c}")).collect();
-                (format!("(SELECT {} FROM json_each(?)) AS s", columns.join(", ")), vec![json(rows)])
+                (format!("(SELECT {} FROM json_each(?)) AS s", columns.join(", ")), vec![json(&rows)])
             }
             Dialect::MySql => {
                 let column = |(i, c): (usize, &&str)| {
@@ -346,7 +346,7 @@ impl<'q> Listed<'q> {
                     format!("{c} {sql_type} PATH '$[{i}]'")
                 };
                 let columns: Vec<_> = columns.iter().enumerate().map(column).collect();
-                (format!("JSON_TABLE(?, '$[*]' COLUMNS ({})) AS s", columns.join(", ")), vec![json(rows)])
+                (format!("JSON_TABLE(?, '$[*]' COLUMNS ({})) AS s", columns.join(", ")), vec![json(&rows)])
             }
         };
         Self { source, values }
@@ -375,7 +375,7 @@ pub(super) fn joined_on(dialect: Dialect, table: &str, on: &str) -> String {
     }
 }
 
-fn json<'q>(rows: Vec<Vec<Value<'_>>>) -> Value<'q> {
+fn json<'q>(rows: &[Vec<Value<'_>>]) -> Value<'q> {
     let cell = |value: &Value<'_>| match value {
         Value::Int(v) => v.map_or_else(|| "null".to_owned(), |v| v.to_string()),
         Value::Text(v) => serde_json::to_string(v).unwrap_or_default(),

@@ -340,7 +340,7 @@ fn cas_list<'q>(dialect: Dialect, settles: &[&Settle]) -> Listed<'q> {
     Listed::new(dialect, &["id", "version"], rows)
 }
 
-fn ids(rows: Vec<super::db::Row>) -> sqlx::Result<HashSet<TaskId>> {
+fn ids(rows: &[super::db::Row]) -> sqlx::Result<HashSet<TaskId>> {
     rows.iter().map(|row| Ok(TaskId::from_i64(row.int()?))).collect()
 }
 
@@ -379,9 +379,9 @@ async fn delete_once(
 ) -> sqlx::Result<HashSet<TaskId>> {
     let gone = match (c.dialect(), keys.all_free()) {
         (Dialect::Postgres, Some(free)) if !free.is_empty() => {
-            return ids(c.rows(delete_with_keys_query(settles, hold, free)).await?);
+            return ids(&c.rows(delete_with_keys_query(settles, hold, free)).await?);
         }
-        (Dialect::Postgres | Dialect::Sqlite, _) => ids(c.rows(delete_query(c.dialect(), settles, hold)).await?)?,
+        (Dialect::Postgres | Dialect::Sqlite, _) => ids(&c.rows(delete_query(c.dialect(), settles, hold)).await?)?,
         (Dialect::MySql, _) => delete_mysql(c, settles, hold).await?,
     };
     keys.end(c, &gone, now).await?;
@@ -398,7 +398,7 @@ async fn put_back_once(
 ) -> sqlx::Result<HashSet<TaskId>> {
     let update = put_back_query(c.dialect(), settles, after, hold, now);
     if c.dialect() != Dialect::MySql {
-        return ids(c.rows(update).await?);
+        return ids(&c.rows(update).await?);
     }
     // No RETURNING: lock the survivors first, then change just those.
     let ours = survivors(c, settles, hold, true).await?;
@@ -520,7 +520,7 @@ async fn put_back_already(c: &mut Connection<'_>, settles: &[&Settle], hold: Hol
     let s = Listed::new(c.dialect(), &["id", "version"], rows);
     let table = joined(c.dialect(), TASK_TABLE);
     let sql = format!("SELECT t.id FROM {} {table} WHERE t.status = 0 AND t.locked_by = ?", s.source);
-    ids(c.rows(s.bind_to(query(sql)).bind(node)).await?)
+    ids(&c.rows(s.bind_to(query(sql)).bind(node)).await?)
 }
 
 /// Which of these are among the dead letters or in the archive.

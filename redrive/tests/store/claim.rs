@@ -82,7 +82,7 @@ async fn a_claimed_task_is_ours(db: Db) {
     let id = add(&db.store, new(1)).await;
     let claimed = claim_all(&db.store, node, later(2)).await.tasks;
     let stored = db.store.get(id).await.unwrap().unwrap();
-    assert_eq!(claimed, [stored.clone()], "the claim gives the whole task");
+    assert_eq!(claimed, std::slice::from_ref(&stored), "the claim gives the whole task");
     assert_eq!(
         (stored.status, stored.locked_by, stored.locked_at, stored.version),
         (Status::Running, Some(node), Some(later(2)), 1)

@@ -1,0 +1,74 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand};
+use redrive::Store;
+
+use crate::serve;
+
+/// redrive makes failed calls good: durable retries, dead letters, and the people behind them.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the server, on an embedded SQLite database unless told otherwise.
+    ///
+    /// Stops cleanly on Ctrl-C (SIGINT) or SIGTERM; a second one stops at once.
+    Serve(Database),
+    /// Create the schema in a database, or bring it up to date.
+    ///
+    /// Safe while nodes are running, and to be repeated. `serve` does the same when it starts.
+    Migrate(Database),
+}
+
+/// Which database.
+#[derive(Debug, Args)]
+pub(crate) struct Database {
+    /// The database: sqlite://file.db, postgres://user:password@host/database, mysql://… or mariadb://….
+    ///
+    /// Several hosts (host1,host2) are tried in their order when one fails. A password is better given through the
+    /// environment, where other users of the machine cannot see it.
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "REDRIVE_DATABASE",
+        hide_env_values = true,
+        default_value = "sqlite://redrive.db"
+    )]
+    pub(crate) database: String,
+}
+
+impl Database {
+    pub(crate) async fn open(&self) -> redrive::Result<Store> {
+        Store::open(&self.database).await
+    }
+}
+
+impl Cli {
+    pub(crate) async fn run(self) -> anyhow::Result<()> {
+        match self.command {
+            Command::Serve(database) => serve::run(&database).await,
+            Command::Migrate(database) => {
+                let store = database.open().await?;
+                println!("{}: the schema is up to date", store.shown_url());
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

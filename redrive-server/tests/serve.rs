@@ -1,0 +1,42 @@
+//! The binary as a person meets it.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+fn redrive(dir: &std::path::Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
+    command.args(args).current_dir(dir).env_remove("REDRIVE_DATABASE");
+    command
+}
+
+#[test]
+fn serve_opens_an_embedded_database_and_stops_cleanly_on_ctrl_c() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = redrive(dir.path(), &["serve"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let database = lines.find(|line| line.contains("database:")).unwrap();
+    assert!(database.contains("redrive.db"), "{database}");
+    lines.find(|line| line.contains("Ctrl-C")).unwrap();
+    assert!(dir.path().join("redrive.db").exists());
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(lines.last().unwrap(), "stopped");
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_wrong_database_says_what_to_do_and_exits_with_1() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = redrive(dir.path(), &["serve", "--database", "oracle://me:hunter2@host/db"]).output().unwrap();
+    let said = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(1));
+    assert!(said.contains("use sqlite://file.db") && !said.contains("hunter2"), "{said}");
+}
+
+#[test]
+fn migrate_may_be_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let out = redrive(dir.path(), &["migrate"]).output().unwrap();
+        assert!(out.status.success() && String::from_utf8(out.stdout).unwrap().contains("up to date"));
+    }
+}
