@@ -27,8 +27,9 @@ pub enum Dialect {
 ///
 /// ```
 /// # async fn enqueue(store: &redrive::Store, pool: &sqlx::PgPool, task: redrive::NewTask) -> anyhow::Result<()> {
+/// # let now = store.now().await?;
 /// let mut tx = pool.begin().await?;
-/// store.insert_in(&mut *tx, vec![task]).await?;
+/// store.insert_in(&mut *tx, vec![task], now).await?;
 /// tx.commit().await?;
 /// # Ok(()) }
 /// ```

@@ -58,30 +58,34 @@ pub fn server_url(kind: Kind) -> String {
 
 /// An empty database, and its URL.
 pub async fn fresh_url(kind: Kind) -> (String, Option<tempfile::TempDir>) {
+    if kind == Kind::Sqlite {
+        let dir = tempfile::tempdir().unwrap();
+        return (format!("sqlite://{}", dir.path().join("redrive.db").display()), Some(dir));
+    }
+    (fresh_url_on(kind, &server_url(kind)).await, None)
+}
+
+/// An empty database on this server, and its URL.
+pub async fn fresh_url_on(kind: Kind, server: &str) -> String {
     let name = format!("t{}_{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
     match kind {
-        Kind::Sqlite => {
-            let dir = tempfile::tempdir().unwrap();
-            (format!("sqlite://{}", dir.path().join("redrive.db").display()), Some(dir))
-        }
+        Kind::Sqlite => unreachable!("SQLite has no server"),
         Kind::Postgres => {
-            let server = server_url(kind);
-            let mut c = sqlx::PgConnection::connect(&server).await.unwrap();
+            let mut c = sqlx::PgConnection::connect(server).await.unwrap();
             sqlx::raw_sql(AssertSqlSafe(format!("DROP SCHEMA IF EXISTS {name} CASCADE; CREATE SCHEMA {name}")))
                 .execute(&mut c)
                 .await
                 .unwrap();
-            (format!("{server}?options[search_path]={name}"), None)
+            format!("{server}?options[search_path]={name}")
         }
         Kind::MySql => {
-            let server = server_url(kind);
-            let mut c = sqlx::MySqlConnection::connect(&server).await.unwrap();
+            let mut c = sqlx::MySqlConnection::connect(server).await.unwrap();
             sqlx::raw_sql(AssertSqlSafe(format!("DROP DATABASE IF EXISTS {name}; CREATE DATABASE {name}")))
                 .execute(&mut c)
                 .await
                 .unwrap();
             let (base, _) = server.rsplit_once('/').unwrap();
-            (format!("{base}/{name}"), None)
+            format!("{base}/{name}")
         }
     }
 }
@@ -95,8 +99,13 @@ pub fn options() -> StoreOptions {
 impl Db {
     pub async fn fresh(kind: Kind) -> Self {
         let (url, dir) = fresh_url(kind).await;
-        let store = Store::open_with(&url, options()).await.unwrap();
-        Self { kind, url, store, _dir: dir }
+        Self { _dir: dir, ..Self::at(kind, url, options()).await }
+    }
+
+    /// A database that is there already; whoever made it removes it.
+    pub async fn at(kind: Kind, url: String, options: StoreOptions) -> Self {
+        let store = Store::open_with(&url, options).await.unwrap();
+        Self { kind, url, store, _dir: None }
     }
 
     /// Another process, as it were.

@@ -17,4 +17,5 @@ mod nodes;
 mod open;
 mod people;
 mod rescue;
+mod restart;
 mod settle;
