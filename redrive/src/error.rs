@@ -56,6 +56,20 @@ impl Error {
         Self::Invalid(problems)
     }
 
+    /// The same for another who was told of it too: without its source, which cannot be copied.
+    pub(crate) fn echo(&self) -> Self {
+        match self {
+            Self::Invalid(problems) => Self::Invalid(problems.clone()),
+            Self::NotFound { what, id } => Self::NotFound { what, id: id.clone() },
+            Self::Conflict { doing, id, why } => Self::Conflict { doing, id: id.clone(), why: why.clone() },
+            Self::Schema(why) => Self::Schema(why.clone()),
+            Self::Database { doing, source } => {
+                let source = DatabaseError { fault: source.fault, message: source.message.clone(), source: None };
+                Self::Database { doing: doing.clone(), source }
+            }
+        }
+    }
+
     pub(crate) fn fault(&self) -> Option<Fault> {
         match self {
             Self::Database { source, .. } => Some(source.fault),

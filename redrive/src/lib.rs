@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | [`task`], [`Policy`], [`Backoff`], [`Jitter`] | a call to be made good, and how |
 //! | [`store`] | where tasks are kept: SQLite, PostgreSQL, MySQL/MariaDB |
+//! | [`Engine`] | takes due tasks, runs their handlers, settles them |
 //! | [`settle()`], [`classify()`] | what becomes of a task when an attempt has ended: pure functions |
 //! | [`testing`] | for tests of code that uses redrive |
 //!
@@ -23,7 +24,9 @@ extern crate self as redrive; // so that derived code can name it, also in here
 mod backoff;
 mod classify;
 mod clock;
+mod cluster;
 mod duration;
+mod engine;
 mod error;
 mod id;
 mod policy;
@@ -35,6 +38,7 @@ pub mod testing;
 pub use backoff::{Backoff, Jitter};
 pub use classify::{Class, ErrorKind, Failure, Kind, classify};
 pub use clock::{Clock, Timestamp};
+pub use engine::{Builder, Context, Engine, EngineConfig, MethodOptions, Stats, Verdict};
 pub use error::{DatabaseError, Error, Problems, Result};
 pub use id::{SHARDS, TaskId};
 pub use policy::{Notify, OnCrash, OnExhausted, Policy, RetryStrategy};

@@ -219,24 +219,26 @@ async fn insert_revived(
     now: Timestamp,
 ) -> sqlx::Result<HashMap<TaskId, Redriven>> {
     let mut went = HashMap::new();
-    let mut order: Vec<usize> = (0..revived.len()).collect();
-    order.sort_by_cached_key(|i| revived.get(*i).map(|t| (t.key_hash(), t.id)));
+    let mut order: Vec<&Task> = revived.iter().collect();
+    order.sort_by_cached_key(|t| (t.key_hash(), t.id));
     // Two letters may have had the same key: the first of them is the twin of the second.
     let mut seen = HashSet::new();
-    let (first, again): (Vec<_>, Vec<_>) =
-        order.into_iter().partition(|i| revived.get(*i).and_then(Task::key_hash).is_none_or(|hash| seen.insert(hash)));
+    let (first, again): (Vec<&Task>, Vec<&Task>) =
+        order.into_iter().partition(|t| t.key_hash().is_none_or(|hash| seen.insert(hash)));
     for mut rest in [first, again] {
         while !rest.is_empty() {
-            let answers = insert_once(c, revived, &rest, now).await?;
-            rest.retain(|i| !answers.contains_key(i));
-            for (i, answer) in answers {
-                if let Some(origin) = revived.get(i).and_then(|t| t.origin_id) {
-                    went.insert(
-                        origin,
-                        if answer.existed { Redriven::Twin(answer.id) } else { Redriven::As(answer.id) },
-                    );
+            let answers = insert_once(c, &rest, now).await?;
+            let mut left = Vec::new();
+            for (task, answer) in rest.into_iter().zip(answers) {
+                match (answer, task.origin_id) {
+                    (Some(answer), Some(origin)) if answer.existed => {
+                        _ = went.insert(origin, Redriven::Twin(answer.id))
+                    }
+                    (Some(answer), Some(origin)) => _ = went.insert(origin, Redriven::As(answer.id)),
+                    _ => left.push(task),
                 }
             }
+            rest = left;
         }
     }
     Ok(went)

@@ -12,7 +12,7 @@ use super::db::{Connection, Dialect, Query};
 use super::hot::{Claim, Due, Slice, slices_query};
 use super::pool::{Scope, Use, retrying};
 use super::row::column_list;
-use super::settle::{Hold, Settle, delete_query, put_back_query, survivors_query};
+use super::settle::{Hold, ORPHANED, Settle, delete_query, put_back_query, survivors_query};
 use super::task::{TaskFilter, get_query};
 
 impl Store {
@@ -34,10 +34,7 @@ impl Store {
             ("put back", put_back_query(dialect, &[&settled], &after, Hold::Node(node), now)),
             ("delete", delete_query(dialect, &[&settled], Hold::Node(node))),
             ("survivors", survivors_query(dialect, &[&settled], Hold::Node(node), true)),
-            (
-                "rescue",
-                slices_query(dialect, &slices, &columns, "x.status = 1 AND x.locked_by = ?", &[node.into()], now, 100),
-            ),
+            ("rescue", slices_query(dialect, &slices, &columns, ORPHANED, &[], now, 100)),
             ("get", get_query(some)),
         ];
         let mut plans = Vec::new();

@@ -34,111 +34,172 @@ pub struct Enqueued {
     pub existed: bool,
 }
 
-/// Tasks ready to be written: every key once, in the order of their hashes.
-pub(super) struct Batch {
-    /// What is to be written.
-    tasks: Vec<Task>,
-    /// For each task asked for: which of `tasks` it is, whether it is another's duplicate, and what then.
-    asked: Vec<(usize, bool, OnDuplicate)>,
-    /// The policies of duplicates that want to replace the existing one.
-    replacing: Vec<(usize, Task)>,
+/// A task that is valid and has its id: ready to be written.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    pub(crate) task: Task,
+    pub(crate) on_duplicate: OnDuplicate,
+}
+
+/// Whose tasks a batch holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Callers {
+    /// One caller's: it waits for all of them, and one that cannot be written fails them all.
+    One,
+    /// Many callers': a task that would have to wait for a lock, or that cannot be written, is answered with its error and
+    /// does not hold up the others.
+    Many,
+}
+
+/// Tasks to be written together.
+struct Batch {
+    asked: Vec<Prepared>,
+    /// For each: the earlier one in the batch with the same key, of which it is the duplicate.
+    twin: Vec<Option<usize>>,
+    answers: Vec<Option<Result<Enqueued>>>,
 }
 
 impl Batch {
-    fn new(store: &Store, new: Vec<NewTask>, now: Timestamp) -> Result<Self> {
-        let many = new.len() > 1;
-        let mut batch =
-            Self { tasks: Vec::with_capacity(new.len()), asked: Vec::with_capacity(new.len()), replacing: Vec::new() };
+    fn new(asked: Vec<Prepared>) -> Self {
         let mut seen: HashMap<KeyHash, usize> = HashMap::new();
-        for (i, new) in new.into_iter().enumerate() {
-            let what = new.on_duplicate;
-            let task = new.into_task(store.ids(), now, store.options().max_params).map_err(|e| match e {
-                Error::Invalid(problems) if many => {
-                    let mut named = crate::Problems::default();
-                    named.nest(&format!("tasks[{i}]"), problems);
-                    Error::Invalid(named)
-                }
-                e => e,
-            })?;
-            let first = task.key_hash().map(|hash| *seen.entry(hash).or_insert(batch.tasks.len()));
-            match first {
-                Some(first) if first < batch.tasks.len() => {
-                    batch.asked.push((first, true, what));
-                    batch.replacing.push((first, task));
-                }
-                _ => {
-                    batch.asked.push((batch.tasks.len(), false, what));
-                    batch.tasks.push(task);
-                }
-            }
-        }
-        Ok(batch)
+        let twin_of = |(i, p): (usize, &Prepared)| {
+            let first = *seen.entry(p.task.key_hash()?).or_insert(i);
+            (first != i).then_some(first)
+        };
+        let twin = asked.iter().enumerate().map(twin_of).collect();
+        let answers = asked.iter().map(|_| None).collect();
+        Self { asked, twin, answers }
     }
 
-    /// Positions in the order in which rows are written: by key hash, so that batches never deadlock.
+    fn task(&self, i: usize) -> Option<&Task> {
+        self.asked.get(i).map(|p| &p.task)
+    }
+
+    /// What is to be written, in the order of the keys' hashes: batches that take them in one order cannot deadlock.
     fn order(&self) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..self.tasks.len()).collect();
-        order.sort_by_cached_key(|i| self.tasks.get(*i).map(|t| (t.key_hash(), t.id)));
+        let mut order: Vec<usize> = (0..self.asked.len()).filter(|i| self.twin.get(*i) == Some(&None)).collect();
+        order.sort_by_cached_key(|i| self.task(*i).map(|t| (t.key_hash(), t.id)));
         order
     }
 
     fn rename(&mut self, part: &[usize], ids: &IdMaker, now: Timestamp) {
         for i in part {
-            if let Some(task) = self.tasks.get_mut(*i) {
-                task.id = ids.next(task.shard(), now);
+            if let Some(p) = self.asked.get_mut(*i) {
+                p.task.id = ids.next(p.task.shard(), now);
             }
         }
     }
 
-    /// The answers, in the order asked for, and the policies to replace.
-    fn answers(self, written: &HashMap<usize, Enqueued>) -> (Vec<Enqueued>, Vec<(TaskId, Task)>) {
-        let mut replace = Vec::new();
-        let mut duplicates = self.replacing.into_iter();
-        let answers = self.asked.iter().filter_map(|(i, duplicate, what)| {
-            let answer = written.get(i)?;
-            let own = if *duplicate { duplicates.next().map(|(_, task)| task) } else { self.tasks.get(*i).cloned() };
-            let existed = answer.existed || *duplicate;
-            if let (true, OnDuplicate::ReplacePolicy, Some(own)) = (existed, what, own) {
-                replace.push((answer.id, own));
+    fn answer(&mut self, i: usize, answer: Result<Enqueued>) {
+        if let Some(slot) = self.answers.get_mut(i) {
+            *slot = Some(answer);
+        }
+    }
+
+    fn fail(&mut self, part: &[usize], e: &Error) {
+        part.iter().for_each(|i| self.answer(*i, Err(e.echo())));
+    }
+
+    /// Duplicates are told what their twins were told, and that it existed.
+    fn answer_twins(&mut self) {
+        for i in 0..self.asked.len() {
+            let twin = self.twin.get(i).copied().flatten();
+            let answer = match twin.and_then(|t| self.answers.get(t)) {
+                Some(Some(Ok(answer))) => Ok(Enqueued { existed: true, ..*answer }),
+                Some(Some(Err(e))) => Err(e.echo()),
+                _ => continue,
+            };
+            self.answer(i, answer);
+        }
+    }
+
+    /// The policies that are to replace those of existing tasks, in the order asked for: which one asked, for which task.
+    fn replacements(&self) -> Vec<(usize, TaskId, Task)> {
+        let replaces = |(i, p): (usize, &Prepared)| match self.answers.get(i) {
+            Some(Some(Ok(answer))) if answer.existed && p.on_duplicate == OnDuplicate::ReplacePolicy => {
+                Some((i, answer.id, p.task.clone()))
             }
-            Some(Enqueued { id: answer.id, existed })
-        });
-        (answers.collect(), replace)
+            _ => None,
+        };
+        self.asked.iter().enumerate().filter_map(replaces).collect()
     }
 }
 
 impl Store {
+    /// Looks whether a task is valid and gives it an id; nothing is written.
+    pub fn prepare(&self, new: NewTask, now: Timestamp) -> Result<Prepared> {
+        let on_duplicate = new.on_duplicate;
+        Ok(Prepared { task: new.into_task(self.ids(), now, self.options().max_params)?, on_duplicate })
+    }
+
+    fn prepare_all(&self, new: Vec<NewTask>, now: Timestamp) -> Result<Vec<Prepared>> {
+        let many = new.len() > 1;
+        let named = |i: usize, e: Error| match e {
+            Error::Invalid(problems) if many => {
+                let mut named = crate::Problems::default();
+                named.nest(&format!("tasks[{i}]"), problems);
+                Error::Invalid(named)
+            }
+            e => e,
+        };
+        new.into_iter().enumerate().map(|(i, new)| self.prepare(new, now).map_err(|e| named(i, e))).collect()
+    }
+
     /// Writes tasks down. When it returns they are durable; the answers are in the order of the tasks. If one of them is
     /// not valid, none is written and the error says which.
     pub async fn insert(&self, new: Vec<NewTask>, now: Timestamp) -> Result<Vec<Enqueued>> {
-        let mut batch = Batch::new(self, new, now)?;
-        let mut written = HashMap::new();
+        let prepared = self.prepare_all(new, now)?;
+        self.insert_prepared(prepared, Callers::One, now).await.into_iter().map(|(_, answer)| answer).collect()
+    }
+
+    /// Writes prepared tasks down; gives each back with its answer, in their order.
+    pub(crate) async fn insert_prepared(
+        &self,
+        asked: Vec<Prepared>,
+        callers: Callers,
+        now: Timestamp,
+    ) -> Vec<(Task, Result<Enqueued>)> {
+        let mut batch = Batch::new(asked);
         let (mut open, mut waiting) = (vec![batch.order()], Vec::new());
         while let Some(part) = open.pop() {
-            match self.insert_with(Use::Insert, &batch, &part, now).await {
-                Ok(answers) => written.extend(answers),
+            let e = match self.insert_part(Use::Insert, &mut batch, &part, now).await {
+                Ok(()) => continue,
+                Err(e) => e,
+            };
+            let splits = match e.fault() {
+                Some(Fault::Busy) => true,
+                Some(Fault::Other) => callers == Callers::Many,
+                _ => false,
+            };
+            match e.fault() {
                 // Another maker with our slot was quicker with one of the ids: give them new ones.
-                Err(e) if e.fault() == Some(Fault::Unique) => {
+                Some(Fault::Unique) => {
                     batch.rename(&part, self.ids(), now);
                     open.push(part);
                 }
-                Err(e) if e.fault() == Some(Fault::Busy) && part.len() > 1 => {
+                _ if splits && part.len() > 1 => {
                     let (one, other) = part.split_at(part.len() / 2);
                     open.extend([other.to_vec(), one.to_vec()]);
                 }
                 // A single row whose key someone else holds: the rest goes first.
-                Err(e) if e.fault() == Some(Fault::Busy) => waiting.push(part),
-                Err(e) => return Err(e),
+                Some(Fault::Busy) if callers == Callers::One => waiting.push(part),
+                _ => batch.fail(&part, &e),
             }
         }
         for part in waiting {
-            written.extend(self.insert_with(Use::Write, &batch, &part, now).await?);
+            if let Err(e) = self.insert_part(Use::Write, &mut batch, &part, now).await {
+                batch.fail(&part, &e);
+            }
         }
-        let (answers, replace) = batch.answers(&written);
-        for (id, task) in replace {
-            self.edit_policy(id, &task.policy, task.created_by.as_deref(), now).await.or_else(ignore_not_found)?;
+        batch.answer_twins();
+        for (i, id, task) in batch.replacements() {
+            let edited = self.edit_policy(id, &task.policy, task.created_by.as_deref(), now).await;
+            if let Err(e) = edited.or_else(ignore_not_found) {
+                batch.answer(i, Err(e));
+            }
         }
-        Ok(answers)
+        let answered = batch.asked.into_iter().zip(batch.answers);
+        answered.map(|(p, answer)| (p.task, answer.unwrap_or_else(unanswered))).collect()
     }
 
     /// Writes tasks down in the caller's own transaction, on any of the three databases: they become visible, and due, when
@@ -151,62 +212,61 @@ impl Store {
         now: Timestamp,
     ) -> Result<Vec<Enqueued>> {
         let mut c = connection.into();
-        let batch = Batch::new(self, new, now)?;
-        let doing = || format!("enqueueing {} in the caller's transaction", describe(&batch.tasks));
+        let mut batch = Batch::new(self.prepare_all(new, now)?);
         let mut rest = batch.order();
-        let mut written = HashMap::new();
+        let doing = format!("enqueueing {} in the caller's transaction", describe(&batch, &rest));
         while !rest.is_empty() {
-            let answers =
-                insert_once(&mut c, &batch.tasks, &rest, now).await.map_err(|e| database_error(doing(), e))?;
-            rest.retain(|i| !answers.contains_key(i));
-            written.extend(answers);
+            let tasks: Vec<&Task> = rest.iter().filter_map(|i| batch.task(*i)).collect();
+            let answers = insert_once(&mut c, &tasks, now).await.map_err(|e| database_error(&*doing, e))?;
+            take_answers(&mut batch, &mut rest, answers);
         }
-        let (answers, replace) = batch.answers(&written);
-        for (id, task) in replace {
+        batch.answer_twins();
+        for (_, id, task) in batch.replacements() {
             let edit = super::task::policy_edit(id, &task.policy, task.created_by.as_deref(), now);
             c.execute(edit).await.map_err(|e| database_error(format!("replacing the policy of task {id}"), e))?;
         }
-        Ok(answers)
+        batch.answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
     }
 
     /// A part of a batch, repeated until every row is written or found to exist.
-    async fn insert_with(
-        &self,
-        wanted: Use,
-        batch: &Batch,
-        part: &[usize],
-        now: Timestamp,
-    ) -> Result<HashMap<usize, Enqueued>> {
-        let tasks: Vec<&Task> = part.iter().filter_map(|i| batch.tasks.get(*i)).collect();
-        let doing = format!("enqueueing {}", describe(tasks.iter().copied()));
-        // PostgreSQL writes keys and rows in one statement, and a row without a key is one everywhere.
-        let alone = self.dialect() == Dialect::Postgres || matches!(tasks[..], [Task { key: None, .. }]);
-        let scope = if alone { Scope::Statement } else { Scope::Transaction };
-        let mut written = HashMap::new();
-        loop {
-            let rest: Vec<usize> = part.iter().copied().filter(|i| !written.contains_key(i)).collect();
-            if rest.is_empty() {
-                return Ok(written);
-            }
-            let answers = retrying!(self.pools(), wanted, scope, doing, |c, tried| insert_try(
-                c,
-                &batch.tasks,
-                &rest,
-                tried,
-                now
-            )
-            .await);
-            written.extend(answers?);
+    async fn insert_part(&self, wanted: Use, batch: &mut Batch, part: &[usize], now: Timestamp) -> Result<()> {
+        let doing = format!("enqueueing {}", describe(batch, part));
+        let mut rest = part.to_vec();
+        while !rest.is_empty() {
+            let tasks: Vec<&Task> = rest.iter().filter_map(|i| batch.task(*i)).collect();
+            // PostgreSQL writes keys and rows in one statement, and a row without a key is one everywhere.
+            let alone = self.dialect() == Dialect::Postgres || matches!(tasks[..], [Task { key: None, .. }]);
+            let scope = if alone { Scope::Statement } else { Scope::Transaction };
+            let answers =
+                retrying!(self.pools(), wanted, scope, doing, |c, tried| insert_try(c, &tasks, tried, now).await)?;
+            take_answers(batch, &mut rest, answers);
+        }
+        Ok(())
+    }
+}
+
+/// Notes the answers; what has none is still to be written.
+fn take_answers(batch: &mut Batch, rest: &mut Vec<usize>, answers: Vec<Option<Enqueued>>) {
+    let mut left = Vec::new();
+    for (i, answer) in rest.drain(..).zip(answers) {
+        match answer {
+            Some(answer) => batch.answer(i, Ok(answer)),
+            None => left.push(i),
         }
     }
+    *rest = left;
+}
+
+fn unanswered() -> Result<Enqueued> {
+    Err(Error::NotFound { what: "answer to", id: "an enqueue".into() }) // every task is answered or failed above
 }
 
 fn ignore_not_found(e: Error) -> Result<()> {
     if matches!(e, Error::NotFound { .. }) { Ok(()) } else { Err(e) }
 }
 
-fn describe<'t>(tasks: impl IntoIterator<Item = &'t Task>) -> String {
-    let mut tasks = tasks.into_iter();
+fn describe(batch: &Batch, part: &[usize]) -> String {
+    let mut tasks = part.iter().filter_map(|i| batch.task(*i));
     match (tasks.next(), tasks.count()) {
         (Some(task), 0) => format!("task {} of {}", task.id, task.method),
         (Some(task), more) => format!("tasks {} and {more} more", task.id),
@@ -218,60 +278,59 @@ fn describe<'t>(tasks: impl IntoIterator<Item = &'t Task>) -> String {
 /// written again.
 async fn insert_try(
     c: &mut Connection<'_>,
-    tasks: &[Task],
-    part: &[usize],
+    tasks: &[&Task],
     tried: u32,
     now: Timestamp,
-) -> sqlx::Result<HashMap<usize, Enqueued>> {
+) -> sqlx::Result<Vec<Option<Enqueued>>> {
     if tried == 0 {
-        return insert_once(c, tasks, part, now).await;
+        return insert_once(c, tasks, now).await;
     }
-    let mut answers = find_written(c, tasks, part).await?;
-    let rest: Vec<usize> = part.iter().copied().filter(|i| !answers.contains_key(i)).collect();
-    match insert_once(c, tasks, &rest, now).await {
-        Ok(more) => answers.extend(more),
+    let ids: Vec<TaskId> = tasks.iter().map(|t| t.id).collect();
+    let found = super::task::existing_ids(c, TASK_TABLE, &ids).await?;
+    let rest: Vec<&Task> = tasks.iter().copied().filter(|t| !found.contains(&t.id)).collect();
+    let more = match insert_once(c, &rest, now).await {
         // The earlier try was still on its way and has been committed just now: look again.
         Err(e) if fault(&e) == Fault::Unique => {
             return Err(sqlx::Error::Protocol("an earlier try was committed meanwhile".into()));
         }
-        Err(e) => return Err(e),
-    }
-    Ok(answers)
+        result => result?,
+    };
+    let mut more = more.into_iter();
+    let written = |id| Some(Enqueued { id, existed: false });
+    Ok(ids.into_iter().map(|id| if found.contains(&id) { written(id) } else { more.next().flatten() }).collect())
 }
 
-/// Writes what can be written. A task that is in no answer lost its key to a task that has ended meanwhile: try again.
+/// Writes what can be written; an answer for each task. One that has none lost its key to a task that has ended
+/// meanwhile: it is to be tried again.
 pub(super) async fn insert_once(
     c: &mut Connection<'_>,
-    tasks: &[Task],
-    part: &[usize],
+    tasks: &[&Task],
     now: Timestamp,
-) -> sqlx::Result<HashMap<usize, Enqueued>> {
-    let chosen: Vec<&Task> = part.iter().filter_map(|i| tasks.get(*i)).collect();
-    let keys: Vec<(KeyHash, TaskId)> = chosen.iter().filter_map(|t| Some((t.key_hash()?, t.id))).collect();
+) -> sqlx::Result<Vec<Option<Enqueued>>> {
+    let keys: Vec<(KeyHash, TaskId)> = tasks.iter().filter_map(|t| Some((t.key_hash()?, t.id))).collect();
     let lost = match c.dialect() {
         _ if keys.is_empty() => {
-            insert_tasks(c, &chosen).await?;
+            insert_tasks(c, tasks).await?;
             HashSet::new()
         }
-        Dialect::Postgres => insert_postgres(c, &chosen, &keys, now).await?,
+        Dialect::Postgres => insert_postgres(c, tasks, &keys, now).await?,
         Dialect::Sqlite | Dialect::MySql => {
             let lost = lost_keys(c, &keys, now).await?;
-            let winners: Vec<&Task> = chosen.iter().copied().filter(|t| !lost.contains(&t.id)).collect();
+            let winners: Vec<&Task> = tasks.iter().copied().filter(|t| !lost.contains(&t.id)).collect();
             insert_tasks(c, &winners).await?;
             lost
         }
     };
     let losers: Vec<KeyHash> = keys.iter().filter(|(_, id)| lost.contains(id)).map(|(hash, _)| *hash).collect();
     let owners = key_owners(c, &losers).await?;
-    let answer = |i: &usize| {
-        let task = tasks.get(*i)?;
+    let answer = |task: &&Task| {
         if !lost.contains(&task.id) {
-            return Some((*i, Enqueued { id: task.id, existed: false }));
+            return Some(Enqueued { id: task.id, existed: false });
         }
         let owner = *owners.get(&task.key_hash()?)?;
-        Some((*i, Enqueued { id: owner, existed: owner != task.id }))
+        Some(Enqueued { id: owner, existed: owner != task.id })
     };
-    Ok(part.iter().filter_map(answer).collect())
+    Ok(tasks.iter().map(answer).collect())
 }
 
 async fn insert_tasks(c: &mut Connection<'_>, tasks: &[&Task]) -> sqlx::Result<()> {
@@ -370,27 +429,12 @@ async fn key_owners(c: &mut Connection<'_>, hashes: &[KeyHash]) -> sqlx::Result<
     Ok(owners)
 }
 
-/// Which of these an earlier try has written after all.
-async fn find_written(
-    c: &mut Connection<'_>,
-    tasks: &[Task],
-    part: &[usize],
-) -> sqlx::Result<HashMap<usize, Enqueued>> {
-    let ids: Vec<TaskId> = part.iter().filter_map(|i| tasks.get(*i)).map(|t| t.id).collect();
-    let found = super::task::existing_ids(c, TASK_TABLE, &ids).await?;
-    let answer = |i: &usize| {
-        let id = tasks.get(*i)?.id;
-        found.contains(&id).then_some((*i, Enqueued { id, existed: false }))
-    };
-    Ok(part.iter().filter_map(answer).collect())
-}
-
 /// Tasks that follow from the end of another, inside its transaction. One that exists already is left as it is.
 pub(super) async fn insert_follow_ups(c: &mut Connection<'_>, tasks: &[Task], now: Timestamp) -> sqlx::Result<()> {
-    let mut rest: Vec<usize> = (0..tasks.len()).collect();
+    let mut rest: Vec<&Task> = tasks.iter().collect();
     while !rest.is_empty() {
-        let answers = insert_once(c, tasks, &rest, now).await?;
-        rest.retain(|i| !answers.contains_key(i));
+        let answers = insert_once(c, &rest, now).await?;
+        rest = rest.into_iter().zip(answers).filter(|(_, answer)| answer.is_none()).map(|(task, _)| task).collect();
     }
     Ok(())
 }

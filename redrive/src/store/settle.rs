@@ -69,12 +69,16 @@ pub enum Settled {
     Lost,
 }
 
+/// The condition on `x` for a running task whose node is not alive.
+pub(super) const ORPHANED: &str =
+    "x.status = 1 AND NOT EXISTS (SELECT 1 FROM redrive_node n WHERE n.number = x.locked_by AND n.dead = 0)";
+
 /// Who must hold a task for a change to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Hold {
     /// This node, which is not fenced.
     Node(NodeNumber),
-    /// This node, which is.
+    /// This node, which is fenced, or forgotten since.
     Fenced(NodeNumber),
     /// Nobody: it is pending.
     Nobody,
@@ -88,7 +92,7 @@ impl Hold {
                 "t.status = 1 AND t.locked_by = ? AND EXISTS (SELECT 1 FROM redrive_node WHERE number = ? AND dead = 0)"
             }
             Self::Fenced(_) => {
-                "t.status = 1 AND t.locked_by = ? AND EXISTS (SELECT 1 FROM redrive_node WHERE number = ? AND dead = 1)"
+                "t.status = 1 AND t.locked_by = ? AND NOT EXISTS (SELECT 1 FROM redrive_node WHERE number = ? AND dead = 0)"
             }
             Self::Nobody => "t.status = 0",
         }
@@ -126,32 +130,33 @@ impl Store {
         Ok(results)
     }
 
-    /// Takes back what fenced nodes held in these slices: waiting again, or dead if it crashed too often. Gives the tasks
-    /// as they were, and where they went.
-    pub async fn rescue(
-        &self,
-        slices: &[Slice],
-        dead: &[NodeNumber],
-        now: Timestamp,
-        limit: u32,
-    ) -> Result<Vec<(Task, To)>> {
+    /// Takes back what nodes held in these slices that are not alive any more: waiting again, or dead if it crashed too
+    /// often. Gives the tasks as they were, and where they went.
+    pub async fn rescue(&self, slices: &[Slice], now: Timestamp, limit: u32) -> Result<Vec<(Task, To)>> {
+        let mut by_node: BTreeMap<NodeNumber, Vec<Settle>> = BTreeMap::new();
+        for task in self.running(slices, ORPHANED, &[], limit).await? {
+            let change = settle(&task, &Outcome::Crashed, now, 0.0);
+            by_node.entry(task.locked_by.unwrap_or(NodeNumber(0))).or_default().push(Settle::new(task, change));
+        }
         let mut rescued = Vec::new();
-        for node in dead {
-            let held = self.held_by(slices, *node, limit).await?;
-            let settles: Vec<_> = held.into_iter().map(|t| (settle(&t, &Outcome::Crashed, now, 0.0), t)).collect();
-            let settles: Vec<_> = settles.into_iter().map(|(change, task)| Settle::new(task, change)).collect();
-            let went = self.settle_held(&settles.iter().collect::<Vec<_>>(), Hold::Fenced(*node), now).await?;
+        for (node, settles) in by_node {
+            let went = self.settle_held(&settles.iter().collect::<Vec<_>>(), Hold::Fenced(node), now).await?;
             rescued.extend(settles.into_iter().filter_map(|s| went.get(&s.task.id).map(|to| (s.task, *to))));
         }
         Ok(rescued)
     }
 
-    /// The running tasks of a node in these slices. They stand at the head of the scan index: they were due when claimed.
-    async fn held_by(&self, slices: &[Slice], node: NodeNumber, limit: u32) -> Result<Vec<Task>> {
-        let doing = format!("looking for tasks of node {node}");
-        retrying!(self.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
-            let which = "x.status = 1 AND x.locked_by = ?";
-            let rows = read_slices(c, slices, &column_list("t."), which, &[node.into()], Timestamp::MAX, limit).await?;
+    /// What a node holds in these slices and has held since before `since`.
+    pub async fn held_by(&self, slices: &[Slice], node: NodeNumber, since: Timestamp, limit: u32) -> Result<Vec<Task>> {
+        let which = "x.status = 1 AND x.locked_by = ? AND x.locked_at < ?";
+        self.running(slices, which, &[node.into(), since.into()], limit).await
+    }
+
+    /// Running tasks stand at the head of the scan index, since they were due when they were claimed: no index of their
+    /// own is needed.
+    async fn running(&self, slices: &[Slice], which: &str, values: &[Value<'static>], limit: u32) -> Result<Vec<Task>> {
+        retrying!(self.pools(), Use::Read, Scope::Statement, "looking for running tasks", |c, _| {
+            let rows = read_slices(c, slices, &column_list("t."), which, values, Timestamp::MAX, limit).await?;
             rows.iter().map(read_task).collect()
         })
     }

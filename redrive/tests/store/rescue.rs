@@ -16,7 +16,7 @@ stores!(
 async fn what_a_fenced_node_held_waits_again(db: Db) {
     let (task, dead) = claimed(&db.store, new(1)).await;
     assert!(db.store.fence(dead, 0).await.unwrap());
-    let rescued = db.store.rescue(&slices(), &[dead], later(9), 10).await.unwrap();
+    let rescued = db.store.rescue(&slices(), later(9), 10).await.unwrap();
     assert_eq!(rescued, [(task.clone(), To::Pending { due: task.due })]);
     let t = db.store.get(task.id).await.unwrap().unwrap();
     assert_eq!((t.status, t.attempts, t.crashes, t.due), (Status::Pending, 0, 1, task.due));
@@ -26,8 +26,8 @@ async fn what_a_fenced_node_held_waits_again(db: Db) {
 }
 
 async fn only_fenced_nodes_are_rescued_from(db: Db) {
-    let (task, alive) = claimed(&db.store, new(1)).await;
-    assert!(db.store.rescue(&slices(), &[alive], NOW, 10).await.unwrap().is_empty(), "nobody fenced it");
+    let (task, _) = claimed(&db.store, new(1)).await;
+    assert!(db.store.rescue(&slices(), NOW, 10).await.unwrap().is_empty(), "nobody fenced it");
     assert_eq!(db.store.get(task.id).await.unwrap().unwrap(), task);
 }
 
@@ -37,7 +37,7 @@ async fn a_task_that_keeps_killing_nodes_is_dead(db: Db) {
         let victim = node(&db.store).await;
         assert_eq!(claim_all(&db.store, victim, NOW).await.tasks.len(), 1);
         assert!(db.store.fence(victim, 0).await.unwrap());
-        let (_, to) = db.store.rescue(&slices(), &[victim], NOW, 10).await.unwrap().pop().unwrap();
+        let (_, to) = db.store.rescue(&slices(), NOW, 10).await.unwrap().pop().unwrap();
         assert_eq!(to.is_final(), crash == 3);
     }
     let letter = db.store.get_dead(id).await.unwrap().unwrap();
@@ -49,7 +49,7 @@ async fn on_crash_dead_is_not_run_again_unseen(db: Db) {
     let policy = Policy { on_crash: OnCrash::Dead, ..Policy::default() };
     let (task, victim) = claimed(&db.store, new(1).policy(policy)).await;
     db.store.fence(victim, 0).await.unwrap();
-    db.store.rescue(&slices(), &[victim], NOW, 10).await.unwrap();
+    db.store.rescue(&slices(), NOW, 10).await.unwrap();
     assert_eq!(db.store.get_dead(task.id).await.unwrap().unwrap().reason, DeadReason::Crashed);
 }
 
@@ -57,7 +57,7 @@ async fn a_cancelled_task_of_a_dead_node_is_cancelled(db: Db) {
     let (task, victim) = claimed(&db.store, new(1)).await;
     db.store.cancel(task.id, NOW).await.unwrap();
     db.store.fence(victim, 0).await.unwrap();
-    let rescued = db.store.rescue(&slices(), &[victim], NOW, 10).await.unwrap();
+    let rescued = db.store.rescue(&slices(), NOW, 10).await.unwrap();
     assert_eq!(rescued.iter().map(|(_, to)| *to).collect::<Vec<_>>(), [To::Cancelled]);
     assert_eq!((db.count("retry_task").await, db.count("retry_archive").await), (0, 1));
 }
@@ -67,8 +67,8 @@ async fn two_rescuers_take_each_task_once(db: Db) {
     add_many(&db.store, 300).await;
     assert_eq!(claim_all(&db.store, victim, NOW).await.tasks.len(), 300);
     db.store.fence(victim, 0).await.unwrap();
-    let (other, all, dead) = (db.another().await, slices(), [victim]);
-    let (one, two) = tokio::join!(db.store.rescue(&all, &dead, NOW, 1000), other.rescue(&all, &dead, NOW, 1000));
+    let (other, all) = (db.another().await, slices());
+    let (one, two) = tokio::join!(db.store.rescue(&all, NOW, 1000), other.rescue(&all, NOW, 1000));
     assert_eq!(one.unwrap().len() + two.unwrap().len(), 300);
     assert_eq!(db.sql("SELECT COUNT(*) FROM retry_task WHERE status = 0 AND crashes = 1").await, Some(300));
     assert!(db.store.dead(&DeadFilter::default(), 10).await.unwrap().is_empty());
@@ -80,7 +80,7 @@ async fn a_rescue_reads_only_its_slices(db: Db) {
     let held = claim_all(&db.store, victim, NOW).await.tasks;
     db.store.fence(victim, 0).await.unwrap();
     let even: Vec<Slice> = slices().into_iter().filter(|s| s.shard % 2 == 0).collect();
-    let rescued = db.store.rescue(&even, &[victim], NOW, 1000).await.unwrap();
+    let rescued = db.store.rescue(&even, NOW, 1000).await.unwrap();
     assert_eq!(rescued.len(), held.iter().filter(|t| t.shard() % 2 == 0).count());
     assert!(rescued.iter().all(|(t, _)| t.shard() % 2 == 0));
     assert_eq!(end(&db.store, &held[0], Outcome::Done, NOW).await, redrive::store::Settled::Lost);

@@ -1,0 +1,186 @@
+//! Being one node among several: who is alive, who scans what, who may be declared dead.
+//!
+//! *State.* A [`Membership`]: our number, and the moment until which we may work. A [`Watch`]: for every other node the beat
+//! that we saw last, and since when it has stood still.
+//!
+//! *Invariants.* We may work until (the instant before we sent our last successful beat) + lease − margin, by our monotonic
+//! clock. We fence another node only after we ourselves have seen its beat stand still for a whole lease, over reads that
+//! all succeeded. Since it stopped before that, it does nothing any more. A node that finds itself fenced drops everything and
+//! takes a new number.
+//!
+//! *Failure.* After a database outage nobody's beat has moved, and everybody begins to watch anew, so nobody is fenced for the
+//! outage. Views may disagree for a while about who scans which shard: then two nodes try to claim the same tasks, and the
+//! compare-and-set lets one of them.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::clock::Stopwatch;
+use crate::id::SHARDS;
+use crate::store::Node;
+use crate::task::{Lane, NodeNumber};
+
+/// Our number and our right to work.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    number: AtomicI64,
+    clock: Stopwatch,
+    /// Milliseconds on `clock`.
+    until: AtomicU64,
+}
+
+impl Membership {
+    pub(crate) fn new() -> Self {
+        Self { number: AtomicI64::new(0), clock: Stopwatch::start(), until: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn number(&self) -> NodeNumber {
+        NodeNumber(self.number.load(Ordering::Acquire))
+    }
+
+    /// Takes a new number, which has no right to work until it beats.
+    pub(crate) fn renumber(&self, number: NodeNumber) {
+        self.until.store(0, Ordering::Release);
+        self.number.store(number.0, Ordering::Release);
+    }
+
+    /// The instant to note before a beat is sent.
+    pub(crate) fn instant(&self) -> Duration {
+        self.clock.elapsed()
+    }
+
+    /// A beat that was sent at `sent` has succeeded.
+    pub(crate) fn extend(&self, sent: Duration, lease: Duration, margin: Duration) {
+        let until = (sent + lease).saturating_sub(margin);
+        self.until.fetch_max(u64::try_from(until.as_millis()).unwrap_or(u64::MAX), Ordering::AcqRel);
+    }
+
+    /// Whether we may work now.
+    pub(crate) fn may_work(&self) -> bool {
+        self.clock.elapsed().as_millis() < u128::from(self.until.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn revoke(&self) {
+        self.until.store(0, Ordering::Release);
+    }
+}
+
+/// What we have seen of the others' beats.
+#[derive(Debug, Default)]
+pub(crate) struct Watch(HashMap<NodeNumber, (i64, Duration)>);
+
+impl Watch {
+    /// Takes note of a reading at `now` (by our monotonic clock). Gives the nodes whose beat has stood still for a whole
+    /// lease, with that beat.
+    pub(crate) fn see(
+        &mut self,
+        nodes: &[Node],
+        me: NodeNumber,
+        now: Duration,
+        lease: Duration,
+    ) -> Vec<(NodeNumber, i64)> {
+        let others: Vec<&Node> = nodes.iter().filter(|n| !n.dead && n.number != me).collect();
+        self.0.retain(|number, _| others.iter().any(|n| n.number == *number));
+        let mut silent = Vec::new();
+        for node in others {
+            let seen = self.0.entry(node.number).or_insert((node.beat, now));
+            if seen.0 != node.beat {
+                *seen = (node.beat, now);
+            } else if now.saturating_sub(seen.1) >= lease {
+                silent.push((node.number, node.beat));
+            }
+        }
+        silent
+    }
+
+    /// A reading failed: what was seen before says nothing about the time since.
+    pub(crate) fn forget(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// Which shards of a lane are ours: of the live nodes that handle it, sorted, the one of rank r of n has the shards with
+/// `shard % n == r`. Empty if we are not among them.
+pub(crate) fn owned_shards(nodes: &[Node], me: NodeNumber, lane: Lane) -> Vec<u8> {
+    let handles = |n: &&Node| !n.dead && !n.leaving && n.registration.methods.iter().any(|m| Lane::of(m) == lane);
+    let mut numbers: Vec<NodeNumber> = nodes.iter().filter(handles).map(|n| n.number).collect();
+    numbers.sort_unstable();
+    match numbers.iter().position(|n| *n == me) {
+        Some(rank) => (0..SHARDS).filter(|shard| usize::from(*shard) % numbers.len() == rank).collect(),
+        None => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Timestamp;
+    use crate::store::Registration;
+
+    const LEASE: Duration = Duration::from_secs(10);
+
+    fn node(number: i64, beat: i64, methods: &[&str]) -> Node {
+        Node {
+            number: NodeNumber(number),
+            beat,
+            beat_at: Timestamp::EPOCH,
+            started_at: Timestamp::EPOCH,
+            dead: false,
+            leaving: false,
+            registration: Registration {
+                methods: methods.iter().map(|m| (*m).to_owned()).collect(),
+                ..Default::default()
+            },
+        }
+    }
+
+    #[test]
+    fn a_node_is_silent_only_after_a_whole_lease_of_watching() {
+        let (mut watch, me) = (Watch::default(), NodeNumber(1));
+        let s = Duration::from_secs;
+        let nodes = |beat| [node(1, 0, &[]), node(2, beat, &[])];
+        assert!(watch.see(&nodes(7), me, s(100), LEASE).is_empty(), "seen for the first time");
+        assert!(watch.see(&nodes(7), me, s(109), LEASE).is_empty());
+        assert!(watch.see(&nodes(8), me, s(110), LEASE).is_empty(), "it moved");
+        assert!(watch.see(&nodes(8), me, s(119), LEASE).is_empty());
+        watch.forget();
+        assert!(watch.see(&nodes(8), me, s(121), LEASE).is_empty(), "an outage: from the beginning");
+        assert_eq!(watch.see(&nodes(8), me, s(131), LEASE), [(NodeNumber(2), 8)]);
+    }
+
+    #[test]
+    fn the_right_to_work_counts_from_before_the_beat_was_sent() {
+        let me = Membership::new();
+        assert!(!me.may_work());
+        me.extend(me.instant(), LEASE, Duration::from_secs(2));
+        assert!(me.may_work());
+        me.renumber(NodeNumber(5));
+        assert!(!me.may_work(), "a new number has not beaten");
+        me.extend(Duration::ZERO, Duration::from_secs(2), Duration::from_secs(2));
+        assert!(!me.may_work());
+    }
+
+    #[test]
+    fn every_shard_of_a_lane_has_one_owner_among_those_that_handle_it() {
+        let nodes = [node(3, 0, &["a"]), node(5, 0, &["a", "b"]), node(9, 0, &["a"])];
+        let mut all: Vec<u8> =
+            [3, 5, 9].iter().flat_map(|n| owned_shards(&nodes, NodeNumber(*n), Lane::of("a"))).collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..SHARDS).collect::<Vec<_>>());
+        assert_eq!(owned_shards(&nodes, NodeNumber(5), Lane::of("b")).len(), 64);
+        assert!(owned_shards(&nodes, NodeNumber(3), Lane::of("b")).is_empty());
+        assert!(owned_shards(&nodes, NodeNumber(4), Lane::of("a")).is_empty());
+    }
+
+    /// Source 3: with 8 nodes a node touches one of two tables, with 9 both.
+    #[test]
+    fn source_3_eight_nodes_have_shards_of_one_parity_nine_of_both() {
+        let nodes = |n: i64| (1..=n).map(|i| node(i, 0, &["a"])).collect::<Vec<_>>();
+        let parities = |n| {
+            let shards = owned_shards(&nodes(n), NodeNumber(1), Lane::of("a"));
+            shards.iter().map(|s| s % 2).collect::<std::collections::BTreeSet<_>>().len()
+        };
+        assert_eq!((parities(8), parities(9)), (1, 2));
+    }
+}

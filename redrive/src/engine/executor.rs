@@ -1,0 +1,200 @@
+//! Attempts: each a tokio task that runs a handler and hands its outcome to the settler.
+
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::classify::{Class, Failure, Kind};
+use crate::id::TaskId;
+use crate::settle::Outcome;
+use crate::task::{Lane, Task};
+
+use super::Shared;
+use super::handler::{Context, Handler};
+
+/// The tasks that are ours.
+#[derive(Debug, Default)]
+pub(super) struct Running {
+    tasks: HashMap<TaskId, Held>,
+    /// Slots that are taken, by lane.
+    lanes: HashMap<Lane, usize>,
+}
+
+#[derive(Debug)]
+enum Held {
+    Executing { task: Arc<Task>, cancel: CancellationToken, abort: Option<AbortHandle> },
+    Settling,
+}
+
+impl Running {
+    pub(super) fn reserve(&mut self, lane: Lane, most: Option<usize>) -> bool {
+        let taken = self.lanes.entry(lane).or_default();
+        let free = most.is_none_or(|most| *taken < most);
+        *taken += usize::from(free);
+        free
+    }
+
+    pub(super) fn release(&mut self, lane: Lane) {
+        if let Some(taken) = self.lanes.get_mut(&lane) {
+            *taken = taken.saturating_sub(1);
+        }
+    }
+
+    pub(super) fn taken(&self, lane: Lane) -> usize {
+        self.lanes.get(&lane).copied().unwrap_or(0)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    pub(super) fn holds(&self, id: TaskId) -> bool {
+        self.tasks.contains_key(&id)
+    }
+
+    fn start(&mut self, task: Arc<Task>, cancel: CancellationToken) {
+        self.tasks.insert(task.id, Held::Executing { task, cancel, abort: None });
+    }
+
+    fn started(&mut self, id: TaskId, handle: AbortHandle) {
+        if let Some(Held::Executing { abort, .. }) = self.tasks.get_mut(&id) {
+            *abort = Some(handle);
+        }
+    }
+
+    /// From executing to settling. `false`: someone else has done that.
+    fn finish(&mut self, id: TaskId) -> bool {
+        match self.tasks.get_mut(&id) {
+            Some(held @ Held::Executing { .. }) => {
+                *held = Held::Settling;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// It is settled, or lost.
+    pub(super) fn remove(&mut self, id: TaskId) {
+        self.tasks.remove(&id);
+    }
+
+    /// Tells a handler that its task is not wanted any more.
+    pub(super) fn cancel(&self, id: TaskId) {
+        if let Some(Held::Executing { cancel, .. }) = self.tasks.get(&id) {
+            cancel.cancel();
+        }
+    }
+
+    pub(super) fn cancel_all(&self) {
+        for held in self.tasks.values() {
+            if let Held::Executing { cancel, .. } = held {
+                cancel.cancel();
+            }
+        }
+    }
+
+    /// Stops all handlers; the tasks that were executing, now settling.
+    fn stop_all(&mut self) -> Vec<Arc<Task>> {
+        let mut stopped = Vec::new();
+        for held in self.tasks.values_mut() {
+            if let Held::Executing { task, cancel, abort } = held {
+                cancel.cancel();
+                abort.iter().for_each(AbortHandle::abort);
+                stopped.push(task.clone());
+                *held = Held::Settling;
+            }
+        }
+        stopped
+    }
+
+    /// Forgets everything: we are fenced, and others have our tasks.
+    fn clear(&mut self) {
+        self.tasks.clear();
+    }
+}
+
+impl Shared {
+    /// Starts a task that has a slot.
+    pub(super) fn start_reserved(self: &Arc<Self>, task: Task) {
+        let task = Arc::new(task);
+        let cancel = CancellationToken::new();
+        self.running().start(task.clone(), cancel.clone());
+        let Some(handler) = self.handlers.get(&task.method) else {
+            return self.finish(task, Outcome::GivenBack); // only methods that we handle are claimed
+        };
+        let attempt = attempt(handler, task.clone(), cancel);
+        let (shared, id) = (self.clone(), task.id);
+        let running = tokio::spawn(async move {
+            let outcome = attempt.await;
+            shared.finish(task, outcome);
+        });
+        self.running().started(id, running.abort_handle());
+    }
+
+    /// An attempt has ended: its slot is free, and what becomes of it is to be written.
+    fn finish(&self, task: Arc<Task>, outcome: Outcome) {
+        if !self.running().finish(task.id) {
+            return;
+        }
+        self.release(task.lane);
+        self.settler.push(task, outcome);
+    }
+
+    /// Stops all handlers and gives their tasks back: we may not work any more, or have to end.
+    pub(super) fn give_back_all(&self) {
+        let stopped = self.running().stop_all();
+        for task in stopped {
+            self.release(task.lane);
+            self.settler.push(task, Outcome::GivenBack);
+        }
+    }
+
+    /// Stops all handlers and forgets their tasks: we are fenced.
+    pub(super) fn drop_all(&self) {
+        let stopped = self.running().stop_all();
+        stopped.iter().for_each(|task| self.release(task.lane));
+        self.running().clear();
+        self.settler.clear();
+        self.forget_waiting();
+    }
+}
+
+/// Runs a handler; a panic or a timeout is a failed attempt.
+fn attempt(
+    handler: &Handler,
+    task: Arc<Task>,
+    cancel: CancellationToken,
+) -> impl Future<Output = Outcome> + Send + use<> {
+    let limit = task.policy.timeout;
+    let cx = Context::new(task.clone(), cancel);
+    let handler = handler.clone();
+    let running = AssertUnwindSafe(async move { handler.run(cx).await }).catch_unwind();
+    async move {
+        let ended = match limit {
+            None => running.await,
+            Some(limit) => match tokio::time::timeout(limit, running).await {
+                Ok(ended) => ended,
+                Err(_) => {
+                    let said = format!("no result within {}", humantime::format_duration(limit));
+                    return Outcome::Failed(classed(&task, Failure::retry(Kind::TIMEOUT, said)));
+                }
+            },
+        };
+        ended.unwrap_or_else(|panic| Outcome::Failed(classed(&task, Failure::retry(Kind::PANIC, panicked(&*panic)))))
+    }
+}
+
+fn classed(task: &Task, failure: Failure) -> Failure {
+    let class: Class = task.policy.classify(&failure.kind);
+    Failure { class, ..failure }
+}
+
+fn panicked(panic: &(dyn std::any::Any + Send)) -> String {
+    let said =
+        panic.downcast_ref::<&str>().map(|s| (*s).to_owned()).or_else(|| panic.downcast_ref::<String>().cloned());
+    format!("the handler panicked: {}", said.unwrap_or_else(|| "without a message".into()))
+}

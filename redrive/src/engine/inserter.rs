@@ -1,0 +1,183 @@
+//! Enqueues of all callers, flushed together.
+//!
+//! One flush is under way; the next takes all that has gathered. What is due now, is ours and finds a slot is written down
+//! as running here and handed over in memory once that is committed: no scan, no claim. A row that has to wait for someone
+//! else's lock leaves the batch and waits by itself.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::{Notify, oneshot};
+
+use crate::error::{Error, Fault, Result};
+use crate::store::{Callers, Due, Enqueued, Prepared};
+use crate::task::{Lane, Status, Task};
+
+use super::{Shared, lock};
+
+/// Most rows and bytes of a flush.
+const MOST_ROWS: usize = 1_000;
+const MOST_BYTES: usize = 4 << 20;
+
+/// A caller's task, and where its answer goes.
+type Asked = (Prepared, oneshot::Sender<Result<Enqueued>>);
+
+#[derive(Debug, Default)]
+pub(super) struct Inserter {
+    queue: Mutex<VecDeque<Asked>>,
+    more: Notify,
+}
+
+impl Inserter {
+    pub(super) async fn insert(&self, prepared: Prepared) -> Result<Enqueued> {
+        let (answer, answered_by) = oneshot::channel();
+        lock(&self.queue).push_back((prepared, answer));
+        self.more.notify_one();
+        answered(answered_by).await
+    }
+
+    pub(super) fn insert_many(&self, prepared: Vec<Prepared>) -> Vec<oneshot::Receiver<Result<Enqueued>>> {
+        let mut answers = Vec::with_capacity(prepared.len());
+        let mut queue = lock(&self.queue);
+        for prepared in prepared {
+            let (answer, answered_by) = oneshot::channel();
+            queue.push_back((prepared, answer));
+            answers.push(answered_by);
+        }
+        drop(queue);
+        self.more.notify_one();
+        answers
+    }
+
+    /// The next batch, within its caps.
+    fn take(&self) -> Vec<Asked> {
+        let mut queue = lock(&self.queue);
+        let mut bytes = 0;
+        let fits = |(prepared, _): &&Asked| {
+            bytes += prepared.task.params.len() + 500;
+            bytes <= MOST_BYTES
+        };
+        let n = queue.iter().take(MOST_ROWS).take_while(fits).count().max(1).min(queue.len());
+        queue.drain(..n).collect()
+    }
+
+    /// Nothing more will be written: whoever waits is told.
+    fn close(&self) {
+        lock(&self.queue).clear();
+    }
+}
+
+/// The answer; if there is none, the engine has stopped.
+pub(super) async fn answered(answer: oneshot::Receiver<Result<Enqueued>>) -> Result<Enqueued> {
+    answer.await.unwrap_or_else(|_| {
+        Err(Error::Conflict {
+            doing: "enqueue on",
+            id: "this engine".into(),
+            why: "it has stopped; nothing was written".into(),
+        })
+    })
+}
+
+pub(super) async fn run(shared: Arc<Shared>) {
+    loop {
+        let asked = shared.inserter.take();
+        if !asked.is_empty() {
+            flush(&shared, asked).await;
+            continue;
+        }
+        tokio::select! {
+            () = shared.inserter.more.notified() => {}
+            () = shared.stopping.cancelled() => return shared.inserter.close(),
+        }
+    }
+}
+
+async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>) {
+    let now = shared.clock.now();
+    let (mut prepared, answers): (Vec<Prepared>, Vec<_>) = asked.into_iter().unzip();
+    prepared.iter_mut().for_each(|p| offer(shared, &mut p.task));
+    let written = shared.store.insert_prepared(prepared, Callers::Many, now).await;
+    metrics::histogram!("redrive_insert_batch").record(written.len() as f64);
+    for ((task, result), answer) in written.into_iter().zip(answers) {
+        if result.as_ref().is_err_and(|e| e.fault() == Some(Fault::Busy)) {
+            withdraw(shared, &task);
+            tokio::spawn(insert_alone(shared.clone(), task, answer));
+            continue;
+        }
+        _ = answer.send(accept(shared, task, result)); // a caller that is gone needs no answer
+    }
+}
+
+/// A row whose key someone else's transaction holds.
+async fn insert_alone(shared: Arc<Shared>, mut task: Task, answer: oneshot::Sender<Result<Enqueued>>) {
+    (task.status, task.locked_by, task.locked_at) = (Status::Pending, None, None);
+    let prepared = Prepared { task, on_duplicate: crate::task::OnDuplicate::Keep };
+    for (task, result) in shared.store.insert_prepared(vec![prepared], Callers::One, shared.clock.now()).await {
+        _ = answer.send(accept(&shared, task, result));
+        return;
+    }
+}
+
+/// Makes a task ours from the start, if it is due, its shard is ours and there is a slot, which is then reserved.
+fn offer(shared: &Shared, task: &mut Task) {
+    let wanted = task.due <= shared.clock.now() && task.locked_by.is_none();
+    if !wanted || !shared.owns(task.lane, task.shard()) || !shared.me.may_work() || shared.stopping.is_cancelled() {
+        return;
+    }
+    if shared.handlers.contains_key(&task.method) && shared.reserve(task.lane) {
+        task.status = Status::Running;
+        task.locked_by = Some(shared.me.number());
+        task.locked_at = Some(task.created_at);
+    }
+}
+
+/// Gives the reserved slot back.
+fn withdraw(shared: &Shared, task: &Task) {
+    if task.status == Status::Running {
+        shared.release(task.lane);
+    }
+}
+
+/// What is written runs, now or at its time.
+fn accept(shared: &Arc<Shared>, task: Task, result: Result<Enqueued>) -> Result<Enqueued> {
+    let fresh = result.as_ref().is_ok_and(|answer| !answer.existed);
+    if !fresh {
+        withdraw(shared, &task);
+        return result;
+    }
+    metrics::counter!("redrive_enqueued").increment(1);
+    if task.status == Status::Running {
+        shared.start_reserved(task);
+    } else if shared.owns(task.lane, task.shard()) {
+        shared.expect(Due {
+            id: task.id,
+            version: task.version,
+            due: task.due,
+            priority: task.priority,
+            lane: task.lane,
+        });
+    }
+    result
+}
+
+impl Shared {
+    /// A slot for a task of this lane, if there is one.
+    pub(super) fn reserve(&self, lane: Lane) -> bool {
+        if !self.running().reserve(lane, self.lanes.get(&lane).copied().flatten()) {
+            return false;
+        }
+        let taken = self.executing.fetch_add(1, Ordering::AcqRel);
+        if taken >= self.config.concurrency {
+            self.release(lane);
+            return false;
+        }
+        true
+    }
+
+    pub(super) fn release(&self, lane: Lane) {
+        self.running().release(lane);
+        self.executing.fetch_sub(1, Ordering::AcqRel);
+        self.wake.claimer.notify_one();
+    }
+}

@@ -1,0 +1,368 @@
+//! The engine: takes due tasks, runs their handlers, settles them.
+//!
+//! ```text
+//!  enqueue -> inserter --(due now, ours, room)--------------+
+//!                 |                                         v
+//!  database <-----+      scanner -> wheel -> ready -> claimer -> executor -> settler -> database
+//! ```
+//!
+//! Each service is a small loop around one step that can be called by itself. The inserter and the settler batch naturally:
+//! one flush is under way, and the next takes whatever has gathered meanwhile. No timer: a lone call is not delayed, and a
+//! thousand callers share one commit.
+//!
+//! *State.* A task that we hold is in `running` from the claim until its settle is written, as *executing* and then as
+//! *settling*; whoever moves it from one to the other settles it. The wheel and the ready queue hold ids only.
+//!
+//! *Invariants.* We claim no more than there are free slots. We start nothing, and write nothing, when we may not work
+//! ([`Membership`]). Nothing is acknowledged before it is committed.
+//!
+//! *Failure.* When our right to work lapses, running handlers are stopped and their tasks given back once we may work again;
+//! if we were fenced instead, everything is dropped and we go on under a new number. A row that is ours in the database and in
+//! none of our lists (the answer to its claim was lost for good) is found by the sweep and given back.
+
+mod claimer;
+mod config;
+mod executor;
+mod handler;
+mod inserter;
+mod node;
+mod ready;
+mod scanner;
+mod settler;
+mod wheel;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use serde::de::DeserializeOwned;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::Clock;
+use crate::cluster::Membership;
+use crate::error::{Error, Result};
+use crate::id::TaskId;
+use crate::policy::Policy;
+use crate::store::{Cancelled, Connection, Due, Enqueued, Store, TaskFilter, Tx};
+use crate::task::{Lane, NewTask, Task};
+
+pub use config::EngineConfig;
+pub use handler::{Context, MethodOptions, Verdict};
+
+use executor::Running;
+use handler::Handler;
+use inserter::Inserter;
+use ready::Ready;
+use settler::Settler;
+use wheel::Wheel;
+
+/// A running engine. Cheap to clone; it runs until [`stop`](Self::stop).
+///
+/// ```
+/// use redrive::{Context, Engine, NewTask, Store, Verdict};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> redrive::Result<()> {
+/// let (done, mut seen) = tokio::sync::mpsc::unbounded_channel();
+/// let engine = Engine::builder(Store::open("sqlite::memory:").await?)
+///     .register("greet", move |_cx: Context, name: String| {
+///         let done = done.clone();
+///         async move { done.send(format!("hello {name}")).map_err(Verdict::from) }
+///     })
+///     .start()
+///     .await?;
+/// engine.enqueue(NewTask::new("greet", "world")?).await?;
+/// assert_eq!(seen.recv().await.unwrap(), "hello world");
+/// engine.stop().await;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Engine(Arc<Shared>);
+
+/// What the services share.
+#[derive(Debug)]
+struct Shared {
+    store: Store,
+    clock: Clock,
+    config: EngineConfig,
+    handlers: HashMap<String, Handler>,
+    /// Methods by lane, with their limit.
+    lanes: HashMap<Lane, Option<usize>>,
+    me: Membership,
+    /// Which shards of each lane are ours, a bit for each.
+    owned: RwLock<HashMap<Lane, u64>>,
+    waiting: Mutex<Waiting>,
+    running: Mutex<Running>,
+    /// Tasks in `running` that are executing; slots that are reserved included.
+    executing: AtomicUsize,
+    inserter: Inserter,
+    settler: Settler,
+    wake: Wake,
+    stopping: CancellationToken,
+    /// Everything has ended: the beat may, too.
+    ended: AtomicBool,
+    services: Mutex<JoinSet<()>>,
+}
+
+/// Tasks that we know of and have not claimed.
+#[derive(Debug)]
+struct Waiting {
+    wheel: Wheel,
+    ready: Ready,
+}
+
+/// What wakes the services.
+#[derive(Debug, Default)]
+struct Wake {
+    scanner: Notify,
+    claimer: Notify,
+    idle: Notify,
+    beat: Notify,
+}
+
+/// Sets up an [`Engine`].
+#[derive(Debug)]
+pub struct Builder {
+    store: Store,
+    config: EngineConfig,
+    handlers: HashMap<String, Handler>,
+    clock: Option<Clock>,
+}
+
+impl Builder {
+    /// With these settings.
+    pub fn config(mut self, config: EngineConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// A function that executes tasks of `method`. Params that cannot be read as `P` make the task dead as *undecodable*.
+    pub fn register<P, F, Fut>(self, method: impl Into<String>, f: F) -> Self
+    where
+        P: DeserializeOwned + 'static,
+        F: Fn(Context, P) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), Verdict>> + Send + 'static,
+    {
+        self.register_with(method, MethodOptions::default(), f)
+    }
+
+    /// The same with limits.
+    pub fn register_with<P, F, Fut>(mut self, method: impl Into<String>, options: MethodOptions, f: F) -> Self
+    where
+        P: DeserializeOwned + 'static,
+        F: Fn(Context, P) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), Verdict>> + Send + 'static,
+    {
+        let method = method.into();
+        self.handlers.insert(method.clone(), Handler::new(method, options, f));
+        self
+    }
+
+    #[cfg(test)]
+    pub(crate) fn clock(mut self, clock: Clock) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    /// Becomes a node and begins to work.
+    pub async fn start(self) -> Result<Engine> {
+        self.config.validate()?;
+        let clock = match self.clock {
+            Some(clock) => clock,
+            None => Clock::starting_at(self.store.now().await?),
+        };
+        let lanes = self.handlers.values().map(|h| (Lane::of(&h.method), h.options.concurrency)).collect();
+        let waiting = Waiting { wheel: Wheel::new(clock.now(), self.config.prefetch), ready: Ready::default() };
+        let shared = Arc::new(Shared {
+            store: self.store,
+            clock,
+            config: self.config,
+            handlers: self.handlers,
+            lanes,
+            me: Membership::new(),
+            owned: RwLock::default(),
+            waiting: Mutex::new(waiting),
+            running: Mutex::default(),
+            executing: AtomicUsize::new(0),
+            inserter: Inserter::default(),
+            settler: Settler::default(),
+            wake: Wake::default(),
+            stopping: CancellationToken::new(),
+            ended: AtomicBool::new(false),
+            services: Mutex::default(),
+        });
+        shared.join().await?;
+        shared.spawn_services()?;
+        Ok(Engine(shared))
+    }
+}
+
+impl Engine {
+    /// An engine on this store.
+    pub fn builder(store: Store) -> Builder {
+        Builder { store, config: EngineConfig::default(), handlers: HashMap::new(), clock: None }
+    }
+
+    /// Writes a task down. When this returns it is durable.
+    pub async fn enqueue(&self, new: NewTask) -> Result<Enqueued> {
+        let prepared = self.0.store.prepare(new, self.0.clock.now())?;
+        self.0.inserter.insert(prepared).await
+    }
+
+    /// Writes many tasks down, together. If one of them is not valid, none is written.
+    pub async fn enqueue_many(&self, new: Vec<NewTask>) -> Result<Vec<Enqueued>> {
+        let now = self.0.clock.now();
+        let prepared: Result<Vec<_>> = new.into_iter().map(|new| self.0.store.prepare(new, now)).collect();
+        let answers = self.0.inserter.insert_many(prepared?);
+        let mut all = Vec::with_capacity(answers.len());
+        for answer in answers {
+            all.push(inserter::answered(answer).await?);
+        }
+        Ok(all)
+    }
+
+    /// Writes a task down in the caller's own transaction: it is there, and runs, if and when that commits. Nothing is
+    /// repeated in there. Call [`wake`](Self::wake) after the commit for it to run at once.
+    pub async fn enqueue_in(&self, connection: impl Into<Connection<'_>>, new: NewTask) -> Result<Enqueued> {
+        let answers = self.0.store.insert_in(connection, vec![new], self.0.clock.now()).await?;
+        answers.first().copied().ok_or(Error::NotFound { what: "answer to", id: "an enqueue".into() })
+    }
+
+    /// Runs `f` in a transaction, commits it, and lets the tasks that it wrote run.
+    pub async fn transaction<T>(&self, f: impl AsyncFnOnce(&mut Tx) -> Result<T>) -> Result<T> {
+        let mut tx = self.0.store.begin().await?;
+        let value = f(&mut tx).await?;
+        tx.commit().await?;
+        self.wake();
+        Ok(value)
+    }
+
+    /// Looks for due tasks now: after a commit of one's own.
+    pub fn wake(&self) {
+        self.0.wake.scanner.notify_one();
+    }
+
+    /// Cancels a task: at once if it waits, after its attempt (unless that succeeds) if it runs.
+    pub async fn cancel(&self, id: TaskId) -> Result<Cancelled> {
+        let done = self.0.store.cancel(id, self.0.clock.now()).await?;
+        self.0.running().cancel(id);
+        Ok(done)
+    }
+
+    /// Fails a task by hand: it becomes a dead letter.
+    pub async fn fail(&self, id: TaskId) -> Result<Cancelled> {
+        let done = self.0.store.fail(id, self.0.clock.now()).await?;
+        self.0.running().cancel(id);
+        Ok(done)
+    }
+
+    /// Makes a waiting task due now.
+    pub async fn retry_now(&self, id: TaskId, by: Option<&str>) -> Result<()> {
+        self.0.store.retry_now(id, by, self.0.clock.now()).await?;
+        self.wake();
+        Ok(())
+    }
+
+    /// Gives a task another policy.
+    pub async fn edit_policy(&self, id: TaskId, policy: &Arc<Policy>, by: Option<&str>) -> Result<()> {
+        self.0.store.edit_policy(id, policy, by, self.0.clock.now()).await
+    }
+
+    /// A task that waits or runs.
+    pub async fn get(&self, id: TaskId) -> Result<Option<Task>> {
+        self.0.store.get(id).await
+    }
+
+    /// Tasks that wait or run, newest first, one page at a time.
+    pub async fn list(&self, filter: &TaskFilter, limit: u32) -> Result<Vec<Task>> {
+        self.0.store.list(filter, limit).await
+    }
+
+    /// The store below.
+    pub fn store(&self) -> &Store {
+        &self.0.store
+    }
+
+    /// What the engine holds in memory now.
+    pub fn stats(&self) -> Stats {
+        let (wheel, ready) = {
+            let waiting = self.0.waiting();
+            (waiting.wheel.len(), waiting.ready.len())
+        };
+        Stats { wheel, ready, running: self.0.running().len(), executing: self.0.executing.load(Ordering::Relaxed) }
+    }
+
+    /// Stops: nothing new is started; what runs has the configured grace to end, and is then given back without
+    /// burning an attempt.
+    pub async fn stop(&self) {
+        self.0.stop().await;
+    }
+}
+
+/// What an engine holds in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// Tasks that are due soon.
+    pub wheel: usize,
+    /// Tasks that are due and wait for a slot.
+    pub ready: usize,
+    /// Tasks that are ours: executing, or being settled.
+    pub running: usize,
+    /// Tasks that are executing.
+    pub executing: usize,
+}
+
+impl Shared {
+    fn spawn_services(self: &Arc<Self>) -> Result<()> {
+        node::spawn_beat(self.clone())?;
+        let mut services = lock(&self.services);
+        services.spawn(inserter::run(self.clone()));
+        services.spawn(settler::run(self.clone()));
+        services.spawn(scanner::run(self.clone()));
+        services.spawn(claimer::run(self.clone()));
+        services.spawn(node::run(self.clone()));
+        Ok(())
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        lock(&self.waiting)
+    }
+
+    fn running(&self) -> MutexGuard<'_, Running> {
+        lock(&self.running)
+    }
+
+    fn owns(&self, lane: Lane, shard: u8) -> bool {
+        let owned = self.owned.read().unwrap_or_else(PoisonError::into_inner);
+        owned.get(&lane).is_some_and(|shards| shards & (1 << shard) != 0)
+    }
+
+    fn free_slots(&self) -> usize {
+        self.config.concurrency.saturating_sub(self.executing.load(Ordering::Acquire))
+    }
+
+    /// A task that waits and is ours: it runs at its time without a scan.
+    fn expect(&self, due: Due) {
+        let mut waiting = self.waiting();
+        if due.due <= self.clock.now() {
+            waiting.ready.push(due);
+            self.wake.claimer.notify_one();
+        } else if waiting.wheel.insert(due) {
+            drop(waiting);
+            self.wake.claimer.notify_one();
+        }
+    }
+
+    /// Drops what we know of waiting tasks: they may be others' now.
+    fn forget_waiting(&self) {
+        let mut waiting = self.waiting();
+        waiting.wheel.clear();
+        waiting.ready.clear();
+    }
+}
+
+/// A mutex that is poisoned holds data of ours that is consistent after every statement.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

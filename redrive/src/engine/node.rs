@@ -1,0 +1,176 @@
+//! Being a node: the beat on a thread of its own, the view of the others, the end.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::clock::pause;
+use crate::cluster::{Watch, owned_shards};
+use crate::error::{Error, Result};
+use crate::store::{NodeSeen, Registration};
+use crate::task::NodeNumber;
+
+use super::Shared;
+
+/// The beat has a thread and a runtime of its own: handlers that block the others' threads do not silence it. It is not
+/// blind for that: it beats only while the engine's own loop moves ([`Shared::pulse`]).
+pub(super) fn spawn_beat(shared: Arc<Shared>) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let failed = |e: std::io::Error| Error::Conflict { doing: "start", id: "the beat".into(), why: e.to_string() };
+    let runtime = runtime.map_err(failed)?;
+    let beat = move || runtime.block_on(async move { while shared.beat_once().await {} });
+    std::thread::Builder::new().name("redrive-beat".into()).spawn(beat).map_err(failed)?;
+    Ok(())
+}
+
+/// Looks at the other nodes, again and again.
+pub(super) async fn run(shared: Arc<Shared>) {
+    let mut watch = Watch::default();
+    loop {
+        shared.look_around(&mut watch).await;
+        tokio::select! {
+            () = pause(shared.config.beat_interval) => {}
+            () = shared.ended() => return,
+        }
+    }
+}
+
+impl Shared {
+    /// Becomes a node under a fresh number.
+    pub(super) async fn join(&self) -> Result<()> {
+        let mut methods: Vec<String> = self.handlers.keys().cloned().collect();
+        methods.sort_unstable();
+        let who = Registration { name: self.config.name.clone(), build: env!("CARGO_PKG_VERSION").into(), methods };
+        let number = self.store.register(&who, self.clock.now()).await?;
+        self.me.renumber(number);
+        self.beat(number).await;
+        self.take_view().await
+    }
+
+    /// One beat, and the wait for the next. `false`: the engine has ended.
+    async fn beat_once(&self) -> bool {
+        tokio::select! {
+            () = pause(self.config.beat_interval) => {}
+            () = self.wake.beat.notified() => {}
+        }
+        if self.ended.load(Ordering::Acquire) {
+            return false;
+        }
+        self.beat(self.me.number()).await;
+        true
+    }
+
+    async fn beat(&self, number: NodeNumber) {
+        let sent = self.me.instant();
+        let answer = tokio::time::timeout(self.config.lease, self.store.beat(number)).await;
+        match answer {
+            Ok(Ok(NodeSeen::Alive(now))) => {
+                self.clock.sync(now);
+                if self.me.number() == number {
+                    self.me.extend(sent, self.config.lease, self.config.margin);
+                }
+            }
+            Ok(Ok(NodeSeen::Fenced)) => {
+                tracing::error!(node = %number, "this node was declared dead; it drops its work and takes a new number");
+                self.me.revoke();
+            }
+            Ok(Err(e)) => tracing::warn!(node = %number, error = %e, "a beat failed"),
+            Err(_) => tracing::warn!(node = %number, "a beat was not answered in time"),
+        }
+    }
+
+    /// Reads the node table: fences who is silent, learns who scans what, and whether we are still in it.
+    async fn look_around(&self, watch: &mut Watch) {
+        let nodes = match self.store.nodes().await {
+            Ok(nodes) => nodes,
+            Err(e) => {
+                tracing::warn!(error = %e, "the nodes could not be read");
+                return watch.forget();
+            }
+        };
+        let me = self.me.number();
+        if nodes.iter().any(|n| n.number == me && n.dead) {
+            self.me.revoke();
+            self.drop_all();
+            if let Err(e) = self.join().await {
+                tracing::warn!(error = %e, "taking a new number failed; trying again");
+            }
+            return;
+        }
+        for (number, beat) in watch.see(&nodes, me, self.me.instant(), self.config.lease) {
+            match self.store.fence(number, beat).await {
+                Ok(true) => {
+                    tracing::warn!(node = %number, "declared dead: no beat for a whole lease");
+                    metrics::counter!("redrive_fenced").increment(1);
+                    self.wake.scanner.notify_one();
+                }
+                Ok(false) => {}
+                Err(e) => tracing::warn!(node = %number, error = %e, "fencing failed"),
+            }
+        }
+        if !self.me.may_work() {
+            self.give_back_all();
+        }
+        self.set_view(&nodes);
+    }
+
+    async fn take_view(&self) -> Result<()> {
+        let nodes = self.store.nodes().await?;
+        self.set_view(&nodes);
+        Ok(())
+    }
+
+    fn set_view(&self, nodes: &[crate::store::Node]) {
+        let me = self.me.number();
+        let bits = |shards: Vec<u8>| shards.into_iter().fold(0u64, |bits, shard| bits | 1 << shard);
+        let view = self.lanes.keys().map(|lane| (*lane, bits(owned_shards(nodes, me, *lane)))).collect();
+        let mut owned = self.owned.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if *owned != view {
+            *owned = view;
+            drop(owned);
+            self.forget_waiting();
+            self.wake.scanner.notify_one();
+        }
+    }
+
+    /// Waits until the engine has ended.
+    pub(super) async fn ended(&self) {
+        self.stopping.cancelled().await;
+        while !self.ended.load(Ordering::Acquire) {
+            pause(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Stops in order: no new work, grace for what runs, what is left is given back, what is decided is written.
+    pub(super) async fn stop(&self) {
+        self.stopping.cancel();
+        _ = self.store.announce_leave(self.me.number()).await;
+        let idle = async {
+            while self.executing.load(Ordering::Acquire) > 0 {
+                pause(Duration::from_millis(5)).await;
+            }
+        };
+        if tokio::time::timeout(self.config.grace, idle).await.is_err() {
+            self.running().cancel_all();
+            self.give_back_all();
+        }
+        let written = async {
+            while self.running().len() > 0 {
+                pause(Duration::from_millis(5)).await;
+            }
+        };
+        if tokio::time::timeout(self.config.grace, written).await.is_err() {
+            tracing::error!("outcomes could not be written before the stop; other nodes will take these tasks over");
+        } else if let Ok(nodes) = self.store.nodes().await {
+            // Nothing is ours any more: so that nobody has to wait for our silence.
+            let me = nodes.iter().find(|n| n.number == self.me.number());
+            if let Some(me) = me {
+                _ = self.store.fence(me.number, me.beat).await;
+            }
+        }
+        self.ended.store(true, Ordering::Release);
+        self.wake.beat.notify_one();
+        let mut services = std::mem::take(&mut *super::lock(&self.services));
+        while services.join_next().await.is_some() {}
+    }
+}

@@ -1,0 +1,145 @@
+//! Outcomes of attempts, written in batches.
+//!
+//! One flush is under way; the next takes all that has gathered. A flush that fails is tried again for as long as we are
+//! this node: an outcome is never dropped while the task is ours. When we may not work, it waits.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::clock::{Timestamp, pause};
+use crate::error::Fault;
+use crate::settle::{Outcome, To, settle};
+use crate::store::{Due, Settle, Settled};
+use crate::task::Task;
+
+use super::{Shared, lock};
+
+const MOST_ROWS: usize = 2_000;
+
+#[derive(Debug, Default)]
+pub(super) struct Settler {
+    queue: Mutex<Vec<(Arc<Task>, Outcome)>>,
+    /// Decided, but not written yet: the database failed.
+    left: Mutex<Vec<Settle>>,
+    more: Notify,
+}
+
+impl Settler {
+    pub(super) fn push(&self, task: Arc<Task>, outcome: Outcome) {
+        lock(&self.queue).push((task, outcome));
+        self.more.notify_one();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        lock(&self.queue).len() + lock(&self.left).len()
+    }
+
+    pub(super) fn clear(&self) {
+        lock(&self.queue).clear();
+        lock(&self.left).clear();
+    }
+
+    /// The next batch: what was left over first.
+    fn take(&self, now: Timestamp) -> Vec<Settle> {
+        let mut settles = std::mem::take(&mut *lock(&self.left));
+        let mut queue = lock(&self.queue);
+        let n = queue.len().min(MOST_ROWS.saturating_sub(settles.len()));
+        let ended: Vec<_> = queue.drain(..n).collect();
+        drop(queue);
+        settles.extend(ended.into_iter().map(|(task, outcome)| decide(task, &outcome, now)));
+        settles
+    }
+}
+
+pub(super) async fn run(shared: Arc<Shared>) {
+    let mut wait = Duration::from_millis(100);
+    loop {
+        if !shared.me.may_work() {
+            tokio::select! {
+                () = pause(Duration::from_millis(50)) => continue,
+                () = shared.ended() => return,
+            }
+        }
+        let now = shared.clock.now();
+        let settles = shared.settler.take(now);
+        if settles.is_empty() {
+            shared.wake.idle.notify_waiters();
+            tokio::select! {
+                () = shared.settler.more.notified() => {}
+                () = shared.ended() => return,
+            }
+            continue;
+        }
+        if flush(&shared, settles, now).await {
+            wait = Duration::from_millis(100);
+        } else {
+            pause(wait).await;
+            wait = (wait * 2).min(Duration::from_secs(5));
+        }
+    }
+}
+
+/// What is to be written.
+fn decide(task: Arc<Task>, outcome: &Outcome, now: Timestamp) -> Settle {
+    let change = settle(&task, outcome, now, random(&task));
+    if let To::Dead(reason) = change.to {
+        let error = change.failure.as_ref().map_or("", |f| &*f.message);
+        tracing::error!(task = %task.id, method = %task.method, attempts = change.attempts, reason = reason.as_str(), error, "a task is dead");
+    }
+    Settle::new(Arc::unwrap_or_clone(task), change)
+}
+
+/// Chance for the jitter: of the task and its version, so that it needs no generator.
+fn random(task: &Task) -> f64 {
+    let mixed =
+        xxhash_rust::xxh3::xxh3_64_with_seed(&task.id.as_i64().to_le_bytes(), u64::from(task.version.unsigned_abs()));
+    (mixed >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// `false`: it failed and the outcomes are back in the queue.
+async fn flush(shared: &Arc<Shared>, settles: Vec<Settle>, now: Timestamp) -> bool {
+    metrics::histogram!("redrive_settle_batch").record(settles.len() as f64);
+    match shared.store.settle(settles.clone(), now).await {
+        Ok(results) => {
+            settles.into_iter().zip(results).for_each(|(s, result)| settled(shared, &s, result));
+            true
+        }
+        Err(e) if e.fault() == Some(Fault::Other) && settles.len() > 1 => {
+            // One of them cannot be written: find it, and do not hold up the others.
+            let (one, other) = settles.split_at(settles.len() / 2);
+            Box::pin(flush(shared, one.to_vec(), now)).await & Box::pin(flush(shared, other.to_vec(), now)).await
+        }
+        Err(e) if e.is_transient() => {
+            tracing::warn!(error = %e, "outcomes could not be written yet; trying again");
+            lock(&shared.settler.left).extend(settles);
+            false
+        }
+        Err(e) => {
+            // It stays ours in the database, and the sweep gives it back.
+            settles.iter().for_each(|s| {
+                tracing::error!(task = %s.task.id, error = %e, "the outcome of a task cannot be written");
+                shared.running().remove(s.task.id);
+            });
+            true
+        }
+    }
+}
+
+fn settled(shared: &Shared, s: &Settle, result: Settled) {
+    shared.running().remove(s.task.id);
+    match result {
+        Settled::Lost => metrics::counter!("redrive_lost").increment(1),
+        Settled::Went(To::Done) => metrics::counter!("redrive_done").increment(1),
+        Settled::Went(To::Pending { due }) => {
+            metrics::counter!("redrive_again").increment(1);
+            if shared.owns(s.task.lane, s.task.shard()) && !shared.stopping.is_cancelled() {
+                let (id, version) = (s.task.id, s.task.version + 1);
+                shared.expect(Due { id, version, due, priority: s.task.priority, lane: s.task.lane });
+            }
+        }
+        Settled::Went(To::Dead(_) | To::Dropped(_)) => metrics::counter!("redrive_dead").increment(1),
+        Settled::Went(To::Cancelled) => metrics::counter!("redrive_cancelled").increment(1),
+    }
+}
