@@ -3,6 +3,7 @@
 use clap::{Args, Parser, Subcommand};
 use redrive::Store;
 
+use crate::bench::Bench;
 use crate::serve;
 
 /// redrive makes failed calls good: durable retries, dead letters, and the people behind them.
@@ -23,6 +24,10 @@ enum Command {
     ///
     /// Safe while nodes are running, and to be repeated. `serve` does the same when it starts.
     Migrate(Database),
+    /// Measure how fast it is on a database, beside the database's own limit.
+    ///
+    /// Use a database that nothing else works on. Rows that it writes are removed again.
+    Bench(Bench),
 }
 
 /// Which database.
@@ -52,6 +57,7 @@ impl Cli {
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Serve(database) => serve::run(&database).await,
+            Command::Bench(bench) => bench.run().await,
             Command::Migrate(database) => {
                 let store = database.open().await?;
                 println!("{}: the schema is up to date", store.shown_url());

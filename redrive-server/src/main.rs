@@ -1,5 +1,6 @@
 //! `redrive`: the server and the command line, one binary.
 
+mod bench;
 mod cli;
 mod serve;
 

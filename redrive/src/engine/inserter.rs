@@ -25,26 +25,38 @@ type Asked = (Prepared, oneshot::Sender<Result<Enqueued>>);
 
 #[derive(Debug, Default)]
 pub(super) struct Inserter {
-    queue: Mutex<VecDeque<Asked>>,
+    queue: Mutex<Queue>,
     more: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    asked: VecDeque<Asked>,
+    /// The engine has stopped: nothing is taken any more.
+    closed: bool,
+}
+
+impl Queue {
+    /// A place for the answer; at once without one if it is closed.
+    fn push(&mut self, prepared: Prepared) -> oneshot::Receiver<Result<Enqueued>> {
+        let (answer, answered_by) = oneshot::channel();
+        if !self.closed {
+            self.asked.push_back((prepared, answer));
+        }
+        answered_by
+    }
 }
 
 impl Inserter {
     pub(super) async fn insert(&self, prepared: Prepared) -> Result<Enqueued> {
-        let (answer, answered_by) = oneshot::channel();
-        lock(&self.queue).push_back((prepared, answer));
+        let answer = lock(&self.queue).push(prepared);
         self.more.notify_one();
-        answered(answered_by).await
+        answered(answer).await
     }
 
     pub(super) fn insert_many(&self, prepared: Vec<Prepared>) -> Vec<oneshot::Receiver<Result<Enqueued>>> {
-        let mut answers = Vec::with_capacity(prepared.len());
         let mut queue = lock(&self.queue);
-        for prepared in prepared {
-            let (answer, answered_by) = oneshot::channel();
-            queue.push_back((prepared, answer));
-            answers.push(answered_by);
-        }
+        let answers = prepared.into_iter().map(|prepared| queue.push(prepared)).collect();
         drop(queue);
         self.more.notify_one();
         answers
@@ -52,7 +64,7 @@ impl Inserter {
 
     /// The next batch, within its caps.
     fn take(&self) -> Vec<Asked> {
-        let mut queue = lock(&self.queue);
+        let queue = &mut lock(&self.queue).asked;
         let mut bytes = 0;
         let fits = |(prepared, _): &&Asked| {
             bytes += prepared.task.params.len() + 500;
@@ -64,7 +76,9 @@ impl Inserter {
 
     /// Nothing more will be written: whoever waits is told.
     fn close(&self) {
-        lock(&self.queue).clear();
+        let mut queue = lock(&self.queue);
+        queue.closed = true;
+        queue.asked.clear();
     }
 }
 

@@ -159,8 +159,8 @@ impl Builder {
         self
     }
 
-    #[cfg(test)]
-    pub(crate) fn clock(mut self, clock: Clock) -> Self {
+    /// By this clock instead of the database's: for tests.
+    pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = Some(clock);
         self
     }

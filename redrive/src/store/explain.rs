@@ -9,7 +9,7 @@ use crate::task::{Lane, NewTask, NodeNumber};
 
 use super::Store;
 use super::db::{Connection, Dialect, Query};
-use super::hot::{Claim, Due, Slice, slices_query};
+use super::hot::{Claim, Due, Slice, Wanted, slices_query};
 use super::pool::{Scope, Use, retrying};
 use super::row::column_list;
 use super::settle::{Hold, ORPHANED, Settle, delete_query, put_back_query, survivors_query};
@@ -26,15 +26,16 @@ impl Store {
         let settled = Settle::new(task.clone(), settle(&task, &Outcome::GivenBack, now, 0.0));
         let after = [task.clone()];
         let columns = column_list("t.");
+        let orphaned = Wanted::AtHead(ORPHANED, Vec::new());
         // A row that is there: MySQL does not plan the reading of one that is not.
         let some = self.list(&TaskFilter::default(), 1).await?.first().map_or(task.id, |t| t.id);
         let statements = [
-            ("scan", slices_query(dialect, &slices, "t.id, t.version", "x.status = 0", &[], now, 100)),
+            ("scan", slices_query(dialect, &slices, "t.id, t.version", &Wanted::Pending, now, 100)),
             ("claim", Claim { due: &due, node, now, moment: now }.query(dialect)),
             ("put back", put_back_query(dialect, &[&settled], &after, Hold::Node(node), now)),
             ("delete", delete_query(dialect, &[&settled], Hold::Node(node))),
             ("survivors", survivors_query(dialect, &[&settled], Hold::Node(node), true)),
-            ("rescue", slices_query(dialect, &slices, &columns, ORPHANED, &[], now, 100)),
+            ("rescue", slices_query(dialect, &slices, &columns, &orphaned, now, 100)),
             ("get", get_query(some)),
         ];
         let mut plans = Vec::new();

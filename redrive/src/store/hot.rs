@@ -65,7 +65,7 @@ impl Store {
     pub async fn scan(&self, slices: &[Slice], until: Timestamp, limit: u32) -> Result<Vec<Due>> {
         let columns = "t.id, t.version, t.next_retry_time, t.priority, t.lane";
         retrying!(self.pools(), Use::Read, Scope::Statement, "scanning for due tasks", |c, _| {
-            let rows = read_slices(c, slices, columns, "x.status = 0", &[], until, limit).await?;
+            let rows = read_slices(c, slices, columns, &Wanted::Pending, until, limit).await?;
             let mut due: Vec<Due> = rows.iter().map(read_due).collect::<sqlx::Result<_>>()?;
             due.sort_unstable_by_key(|d| d.due); // the slices come one after the other
             Ok(due)
@@ -111,20 +111,59 @@ fn read_due(row: &Row) -> sqlx::Result<Due> {
     })
 }
 
-/// Rows of slices, each slice by its own walk of the scan index. `which` is a condition on `x` with values of its own.
+/// Which rows of a slice are wanted.
+#[derive(Clone, Debug)]
+pub(super) enum Wanted {
+    /// Pending ones.
+    Pending,
+    /// Of those that stand at the head of the slice, the ones for which a condition on `x` holds. Running tasks stand
+    /// there, since they were due when they were claimed; a backlog behind them is not looked through.
+    AtHead(&'static str, Vec<Value<'static>>),
+}
+
+/// How many rows at the head of a slice are looked at for [`Wanted::AtHead`]. What lies further back comes forward as the
+/// rows before it are done.
+const HEAD: u32 = 256;
+
+impl Wanted {
+    /// A walk of the scan index up to a time, for the slice given by `lane`, `shard` and `from`; gives whole rows or, for
+    /// SQLite, ids.
+    fn walk(&self, columns: &str, lane: &str, shard: &str, from: &str) -> String {
+        let slice = format!("lane = {lane} AND shard = {shard} AND next_retry_time >= {from} AND next_retry_time <= ?");
+        match self {
+            Self::Pending => {
+                format!(
+                    "SELECT {columns} FROM {TASK_TABLE} x WHERE {slice} AND status = 0 ORDER BY next_retry_time LIMIT ?"
+                )
+            }
+            Self::AtHead(which, _) => format!(
+                "SELECT {columns} FROM (SELECT * FROM {TASK_TABLE} WHERE {slice} ORDER BY next_retry_time LIMIT {HEAD}) x WHERE {which} LIMIT ?"
+            ),
+        }
+    }
+
+    fn bind_to(&self, query: Query<'static>, until: Timestamp, limit: u32) -> Query<'static> {
+        let values = match self {
+            Self::Pending => &[],
+            Self::AtHead(_, values) => &**values,
+        };
+        query.bind(until).bind_all(values.iter().cloned()).bind(limit)
+    }
+}
+
+/// Rows of slices, each slice by its own walk of the scan index.
 pub(super) async fn read_slices(
     c: &mut Connection<'_>,
     slices: &[Slice],
     columns: &str,
-    which: &str,
-    which_values: &[Value<'static>],
+    wanted: &Wanted,
     until: Timestamp,
     limit: u32,
 ) -> sqlx::Result<Vec<Row>> {
     let mut rows = Vec::new();
     // One statement may have 256 branches on MySQL; the others take any number of slices as one value.
     for slices in slices.chunks(if c.dialect() == Dialect::MySql { 256 } else { 4096 }) {
-        rows.extend(c.rows(slices_query(c.dialect(), slices, columns, which, which_values, until, limit)).await?);
+        rows.extend(c.rows(slices_query(c.dialect(), slices, columns, wanted, until, limit)).await?);
     }
     Ok(rows)
 }
@@ -133,48 +172,32 @@ pub(super) fn slices_query(
     dialect: Dialect,
     slices: &[Slice],
     columns: &str,
-    which: &str,
-    which_values: &[Value<'static>],
+    wanted: &Wanted,
     until: Timestamp,
     limit: u32,
 ) -> Query<'static> {
     let values = |s: &Slice| vec![s.lane.into(), s.shard.into(), s.from.into()];
-    let list = |slices: &[Slice]| Listed::new(dialect, &["lane", "shard", "due"], slices.iter().map(values).collect());
-    let tail = |query: Query<'static>| query.bind(until).bind_all(which_values.iter().cloned()).bind(limit);
-    let walk = format!("x.next_retry_time <= ? AND {which} ORDER BY x.next_retry_time LIMIT ?");
-    match dialect {
-        Dialect::Postgres => {
-            let s = list(slices);
-            let sql = format!(
-                "SELECT {columns} FROM {} CROSS JOIN LATERAL (SELECT * FROM {TASK_TABLE} x \
-                 WHERE x.lane = s.lane AND x.shard = s.shard AND x.next_retry_time >= s.due AND {walk}) t",
-                s.source
-            );
-            tail(s.bind_to(query(sql)))
-        }
-        // SQLite has no LATERAL; CROSS JOIN fixes the order, and the list is walked once a slice.
-        Dialect::Sqlite => {
-            let s = list(slices);
-            let sql = format!(
-                "SELECT {columns} FROM {} CROSS JOIN {TASK_TABLE} t WHERE t.id IN (SELECT x.id FROM {TASK_TABLE} x \
-                 WHERE x.lane = s.lane AND x.shard = s.shard AND x.next_retry_time >= s.due AND {walk})",
-                s.source
-            );
-            tail(s.bind_to(query(sql)))
-        }
+    if dialect == Dialect::MySql {
         // MariaDB has no LATERAL. Filled up to a power of two with a slice that is empty, so that few different
         // statements are prepared.
-        Dialect::MySql => {
-            let n = slices.len().next_power_of_two();
-            let columns = columns.replace("t.", "x.");
-            let branch = format!(
-                "(SELECT {columns} FROM {TASK_TABLE} x WHERE x.lane = ? AND x.shard = ? AND x.next_retry_time >= ? AND {walk})"
-            );
-            let none = Slice { lane: Lane(-1), shard: 0, from: until };
-            let all = slices.iter().chain(std::iter::repeat_n(&none, n - slices.len()));
-            all.fold(query(vec![&*branch; n].join(" UNION ALL ")), |query, s| tail(query.bind_all(values(s))))
-        }
+        let n = slices.len().next_power_of_two();
+        let branch = format!("({})", wanted.walk(&columns.replace("t.", "x."), "?", "?", "?"));
+        let none = Slice { lane: Lane(-1), shard: 0, from: until };
+        let all = slices.iter().chain(std::iter::repeat_n(&none, n - slices.len()));
+        let union = query(vec![&*branch; n].join(" UNION ALL "));
+        return all.fold(union, |query, s| wanted.bind_to(query.bind_all(values(s)), until, limit));
     }
+    let s = Listed::new(dialect, &["lane", "shard", "due"], slices.iter().map(values).collect());
+    let source = &s.source;
+    let sql = if dialect == Dialect::Postgres {
+        let walk = wanted.walk("*", "s.lane", "s.shard", "s.due");
+        format!("SELECT {columns} FROM {source} CROSS JOIN LATERAL ({walk}) t")
+    } else {
+        // SQLite has no LATERAL; CROSS JOIN fixes the order, and the list is walked once a slice.
+        let walk = wanted.walk("x.id", "s.lane", "s.shard", "s.due");
+        format!("SELECT {columns} FROM {source} CROSS JOIN {TASK_TABLE} t WHERE t.id IN ({walk})")
+    };
+    wanted.bind_to(s.bind_to(query(sql)), until, limit)
 }
 
 /// One claim.

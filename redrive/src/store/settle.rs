@@ -21,7 +21,7 @@ use crate::task::{KeyHash, NewTask, NodeNumber, Status, StopRequest, Task};
 use super::Store;
 use super::archive::{self, EndedAs};
 use super::db::{Connection, Dialect, Query, Value, query};
-use super::hot::{Slice, read_slices};
+use super::hot::{Slice, Wanted, read_slices};
 use super::pool::{Scope, Use, retrying};
 use super::row::{
     Listed, SAME, column_list, insert_rows, joined, joined_on, read_task, stored_history, write_task, written_columns,
@@ -134,7 +134,7 @@ impl Store {
     /// often. Gives the tasks as they were, and where they went.
     pub async fn rescue(&self, slices: &[Slice], now: Timestamp, limit: u32) -> Result<Vec<(Task, To)>> {
         let mut by_node: BTreeMap<NodeNumber, Vec<Settle>> = BTreeMap::new();
-        for task in self.running(slices, ORPHANED, &[], limit).await? {
+        for task in self.running(slices, Wanted::AtHead(ORPHANED, Vec::new()), limit).await? {
             let change = settle(&task, &Outcome::Crashed, now, 0.0);
             by_node.entry(task.locked_by.unwrap_or(NodeNumber(0))).or_default().push(Settle::new(task, change));
         }
@@ -149,14 +149,12 @@ impl Store {
     /// What a node holds in these slices and has held since before `since`.
     pub async fn held_by(&self, slices: &[Slice], node: NodeNumber, since: Timestamp, limit: u32) -> Result<Vec<Task>> {
         let which = "x.status = 1 AND x.locked_by = ? AND x.locked_at < ?";
-        self.running(slices, which, &[node.into(), since.into()], limit).await
+        self.running(slices, Wanted::AtHead(which, vec![node.into(), since.into()]), limit).await
     }
 
-    /// Running tasks stand at the head of the scan index, since they were due when they were claimed: no index of their
-    /// own is needed.
-    async fn running(&self, slices: &[Slice], which: &str, values: &[Value<'static>], limit: u32) -> Result<Vec<Task>> {
+    async fn running(&self, slices: &[Slice], wanted: Wanted, limit: u32) -> Result<Vec<Task>> {
         retrying!(self.pools(), Use::Read, Scope::Statement, "looking for running tasks", |c, _| {
-            let rows = read_slices(c, slices, &column_list("t."), which, values, Timestamp::MAX, limit).await?;
+            let rows = read_slices(c, slices, &column_list("t."), &wanted, Timestamp::MAX, limit).await?;
             rows.iter().map(read_task).collect()
         })
     }

@@ -11,6 +11,8 @@ stores!(
     a_cancelled_task_of_a_dead_node_is_cancelled,
     two_rescuers_take_each_task_once,
     a_rescue_reads_only_its_slices,
+    a_node_that_was_forgotten_is_rescued_from_too,
+    a_backlog_behind_the_running_tasks_is_not_in_the_way,
 );
 
 async fn what_a_fenced_node_held_waits_again(db: Db) {
@@ -84,4 +86,22 @@ async fn a_rescue_reads_only_its_slices(db: Db) {
     assert_eq!(rescued.len(), held.iter().filter(|t| t.shard() % 2 == 0).count());
     assert!(rescued.iter().all(|(t, _)| t.shard() % 2 == 0));
     assert_eq!(end(&db.store, &held[0], Outcome::Done, NOW).await, redrive::store::Settled::Lost);
+}
+
+async fn a_node_that_was_forgotten_is_rescued_from_too(db: Db) {
+    let (task, victim) = claimed(&db.store, new(1)).await;
+    db.store.fence(victim, 0).await.unwrap();
+    assert!(db.store.forget_node(victim).await.unwrap());
+    let rescued = db.store.rescue(&slices(), NOW, 10).await.unwrap();
+    assert_eq!(rescued.iter().map(|(t, _)| t.id).collect::<Vec<_>>(), [task.id]);
+}
+
+async fn a_backlog_behind_the_running_tasks_is_not_in_the_way(db: Db) {
+    let victim = node(&db.store).await;
+    add_many(&db.store, 100).await;
+    assert_eq!(claim_all(&db.store, victim, NOW).await.tasks.len(), 100);
+    let backlog = (0..3_000).map(|n| new(n).no_key().business("b", "1").at(later(1))).collect();
+    db.store.insert(backlog, NOW).await.unwrap();
+    db.store.fence(victim, 0).await.unwrap();
+    assert_eq!(db.store.rescue(&slices(), later(2), 1_000).await.unwrap().len(), 100);
 }

@@ -60,10 +60,14 @@ mod sqlite {
 const VICTIM: &str = "REDRIVE_TEST_VICTIM";
 const VICTIM_TEST: &str = "restart::sqlite::nothing_acknowledged_is_lost_when_the_process_is_killed";
 
-/// How many notes to wait for before each kill. A round has four, so these fall on different steps.
-const KILLS: [usize; 6] = [30, 7, 53, 18, 41, 64];
 const WORKERS: usize = 4;
 const BATCH: usize = 50;
+
+/// How many notes to wait for before each kill: from 5 to 65, so that they fall on different steps.
+fn kills(kind: Kind) -> impl Iterator<Item = usize> {
+    let kills = if kind == Kind::Postgres { 6 } else { 20 }; // it may take seconds to come back
+    (0..kills).map(|kill| 5 + kill * 37 % 61)
+}
 
 async fn kill_the_server(kind: Kind) {
     _ = server_url(kind); // the programs are here, or this says what to do: a test must not install them
@@ -74,10 +78,10 @@ async fn kill_the_server(kind: Kind) {
     // The receiver may be gone only when the test has failed already.
     let workers = start_workers(&db.store, &stop, move |note| _ = tell.send(note)).await;
     let mut ledger = Ledger::default();
-    for progress in KILLS {
+    for (kill, progress) in kills(kind).enumerate() {
         ledger.hear(&mut notes, progress).await;
         // This blocks, on the test's own thread; the workers have others.
-        server.kill();
+        server.kill(kill % 3 < 2);
         server.start();
         ledger.catch_up(&mut notes);
     }
@@ -91,7 +95,7 @@ async fn kill_the_server(kind: Kind) {
 async fn kill_the_process() {
     let (url, _dir) = fresh_url(Kind::Sqlite).await;
     let mut ledger = Ledger::default();
-    for progress in KILLS {
+    for progress in kills(Kind::Sqlite) {
         Victim::start(&url).kill_after(progress, &mut ledger);
     }
     ledger.check(&Db::at(Kind::Sqlite, url, patient()).await).await;
@@ -347,7 +351,10 @@ impl Ledger {
     fn show(&self, kind: Kind) {
         let settled = self.0.values().filter(|note| note.step == Step::Settled).count();
         let open = self.0.len() - settled;
-        println!("{kind:?}: {} kills, {settled} batches of {BATCH} acknowledged to their end, {open} not", KILLS.len());
+        println!(
+            "{kind:?}: {} kills, {settled} batches of {BATCH} acknowledged to their end, {open} not",
+            kills(kind).count()
+        );
     }
 }
 
@@ -395,12 +402,17 @@ impl Server {
         env.lines().find_map(|line| line.strip_prefix(&start)).expect("scripts/db env names its servers").to_owned()
     }
 
-    /// SIGKILL; afterwards it is gone. PostgreSQL's own children see that by themselves, and end.
-    fn kill(&self) {
+    /// SIGKILL; afterwards it is gone. Left behind, PostgreSQL's children first finish what they are at, and are heard.
+    /// Killed with it they are not, as when the machine goes down, and commits are left whose answer is lost.
+    fn kill(&self, with_children: bool) {
         let file = self.home().join(self.store()).join("pid");
         let pid = std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
         let pid = pid.trim();
-        let killed = Command::new("sh").args(["-c", r#"kill -9 "$0""#, pid]).status().unwrap();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        let children = if with_children { &children } else { "" };
+        // A child may have ended by itself.
+        let kill = r#"kill -9 "$0" || exit; for child; do kill -9 "$child" 2>/dev/null; done; true"#;
+        let killed = Command::new("sh").args(["-c", kill, pid]).args(children.split_whitespace()).status().unwrap();
         assert!(killed.success(), "the server was there to be killed");
         let command_line = format!("/proc/{pid}/cmdline"); // a dead process has an empty one, or none
         while std::fs::read(&command_line).is_ok_and(|line| !line.is_empty()) {

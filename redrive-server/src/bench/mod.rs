@@ -1,0 +1,233 @@
+//! `redrive bench`: how fast it is on a database, beside what the database itself can do.
+//!
+//! Every scenario that has a raw limit measures it in the same run, before and after ours (raw, ours, raw): the same rows and
+//! indexes, the same kinds of statements, issued by a tight loop ([`raw`]). Machines are noisy; the ratio is what counts.
+//! All rows that it writes are its own (their method begins with `bench.`) and are removed again.
+
+mod ours;
+mod raw;
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::cli::Database;
+use raw::Raw;
+
+#[derive(Args, Debug)]
+pub(crate) struct Bench {
+    #[command(flatten)]
+    database: Database,
+    /// What to measure; several may be given.
+    #[arg(value_enum, default_values_t = [Scenario::Enqueue, Scenario::Drain, Scenario::Cycle, Scenario::Latency, Scenario::Precision])]
+    scenarios: Vec<Scenario>,
+    /// How many tasks.
+    #[arg(long, default_value_t = 100_000)]
+    tasks: u64,
+    /// How many times each is measured; the median is shown.
+    #[arg(long, default_value_t = 3)]
+    runs: usize,
+    /// Other tasks that wait, for `backlog`.
+    #[arg(long, value_delimiter = ',', default_values_t = [0, 1_000_000, 5_000_000])]
+    pending: Vec<u64>,
+    /// One JSON object a line instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Scenario {
+    /// Writing tasks down: 1, 64 and 1,000 callers at once, and in bulk; with keys and without.
+    Enqueue,
+    /// Running tasks that are there already.
+    Drain,
+    /// Writing down and running at the same time.
+    Cycle,
+    /// From enqueue to the handler, at 50 tasks a second.
+    Latency,
+    /// How exactly tasks run at their time.
+    Precision,
+    /// Draining while others wait.
+    Backlog,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Default)]
+struct Figures {
+    scenario: String,
+    tasks: u64,
+    rate: Option<f64>,
+    raw_rate: Option<f64>,
+    p50: Option<Duration>,
+    p99: Option<Duration>,
+    max: Option<Duration>,
+    pending: Option<u64>,
+}
+
+impl Bench {
+    pub(crate) async fn run(&self) -> anyhow::Result<()> {
+        let store = self.database.open().await?;
+        let raw = Raw::connect(&self.database.database).await?;
+        raw.clean_up().await?;
+        let mut all = Vec::new();
+        for scenario in &self.scenarios {
+            all.extend(self.scenario(*scenario, &store, &raw).await?);
+        }
+        raw.clean_up().await?;
+        if !self.json {
+            print_table(&all);
+        }
+        Ok(())
+    }
+
+    async fn scenario(&self, scenario: Scenario, store: &redrive::Store, raw: &Raw) -> anyhow::Result<Vec<Figures>> {
+        let mut all = Vec::new();
+        match scenario {
+            Scenario::Enqueue => {
+                for keyed in [true, false] {
+                    for callers in [1, 64, 1_000] {
+                        let tasks = self.tasks.min(if callers == 1 { self.tasks / 50 } else { self.tasks });
+                        let name = format!("enqueue {callers} callers, {}", if keyed { "keyed" } else { "unkeyed" });
+                        let ours = async || ours::enqueue(store, tasks, callers, keyed).await;
+                        // The raw limit of so many callers: one connection that writes them in batches of that size.
+                        let raw_run = async || raw.insert(tasks, (callers as usize).min(1_000), keyed).await;
+                        all.push(self.compare(&name, tasks, raw, ours, raw_run).await?);
+                    }
+                }
+                let ours = async || ours::enqueue_bulk(store, self.tasks).await;
+                let raw_run = async || raw.insert(self.tasks, 1_000, true).await;
+                all.push(self.compare("enqueue bulk, keyed", self.tasks, raw, ours, raw_run).await?);
+            }
+            Scenario::Drain => all.push(self.drain("drain", store, raw).await?),
+            Scenario::Cycle => {
+                let ours = async || ours::cycle(store, self.tasks).await;
+                let raw_run = async || raw.cycle(self.tasks).await;
+                all.push(self.compare("cycle", self.tasks, raw, ours, raw_run).await?);
+            }
+            Scenario::Latency => all.push(self.timed("latency 50/s", 500, ours::latency(store, 500, 50).await?)),
+            Scenario::Precision => {
+                let n = self.tasks;
+                all.push(self.timed(
+                    "precision over 10 s",
+                    n,
+                    ours::precision(store, n, Duration::from_secs(10)).await?,
+                ));
+            }
+            Scenario::Backlog => {
+                let mut there = 0;
+                for pending in &self.pending {
+                    raw.fill_backlog(pending.saturating_sub(there), self.progress("filling the backlog", *pending))
+                        .await?;
+                    there = *pending;
+                    let figures = self.drain(&format!("drain with {pending} pending"), store, raw).await?;
+                    all.push(Figures { pending: Some(*pending), ..figures });
+                }
+            }
+        }
+        if self.json {
+            all.iter().for_each(|f| println!("{}", f.json()));
+        }
+        Ok(all)
+    }
+
+    async fn drain(&self, name: &str, store: &redrive::Store, raw: &Raw) -> anyhow::Result<Figures> {
+        let ours = async || ours::drain(store, raw, self.tasks).await;
+        let raw_run = async || raw.drain(self.tasks).await;
+        self.compare(name, self.tasks, raw, ours, raw_run).await
+    }
+
+    /// Medians of raw, ours, raw.
+    async fn compare(
+        &self,
+        name: &str,
+        tasks: u64,
+        raw: &Raw,
+        ours: impl AsyncFn() -> anyhow::Result<Duration>,
+        raw_run: impl AsyncFn() -> anyhow::Result<Duration>,
+    ) -> anyhow::Result<Figures> {
+        let bar = self.progress(name, self.runs as u64 * 3);
+        let (mut our_times, mut raw_times) = (Vec::new(), Vec::new());
+        for _ in 0..self.runs {
+            for is_raw in [true, false, true] {
+                raw.clean_up().await?;
+                let time = if is_raw { raw_run().await? } else { ours().await? };
+                if is_raw { &mut raw_times } else { &mut our_times }.push(time);
+                bar.inc(1);
+            }
+        }
+        bar.finish_and_clear();
+        let rate = |times: &mut Vec<Duration>| Some(tasks as f64 / median(times).as_secs_f64());
+        let (rate, raw_rate) = (rate(&mut our_times), rate(&mut raw_times));
+        Ok(Figures { scenario: name.into(), tasks, rate, raw_rate, ..Figures::default() })
+    }
+
+    fn timed(&self, name: &str, tasks: u64, mut times: Vec<Duration>) -> Figures {
+        times.sort_unstable();
+        let at =
+            |share: f64| times.get(((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1))).copied();
+        Figures {
+            scenario: name.into(),
+            tasks,
+            p50: at(0.5),
+            p99: at(0.99),
+            max: times.last().copied(),
+            ..Figures::default()
+        }
+    }
+
+    fn progress(&self, name: &str, steps: u64) -> ProgressBar {
+        let bar = ProgressBar::new(steps).with_message(name.to_owned());
+        if let Ok(style) = ProgressStyle::with_template("{msg:40} {bar:30} {pos}/{len} {elapsed}") {
+            bar.set_style(style);
+        }
+        bar
+    }
+}
+
+impl Figures {
+    fn ratio(&self) -> Option<f64> {
+        Some(self.rate? / self.raw_rate?)
+    }
+
+    fn json(&self) -> String {
+        let mut fields = vec![format!("\"scenario\":{:?}", self.scenario), format!("\"tasks\":{}", self.tasks)];
+        let ms = |d: Option<Duration>| d.map(|d| d.as_secs_f64() * 1000.0);
+        let numbers = [
+            ("rate", self.rate),
+            ("raw_rate", self.raw_rate),
+            ("ratio", self.ratio()),
+            ("p50_ms", ms(self.p50)),
+            ("p99_ms", ms(self.p99)),
+            ("max_ms", ms(self.max)),
+            ("pending", self.pending.map(|n| n as f64)),
+        ];
+        fields.extend(numbers.iter().filter_map(|(name, n)| n.map(|n| format!("\"{name}\":{n:.3}"))));
+        format!("{{{}}}", fields.join(","))
+    }
+}
+
+fn median(times: &mut [Duration]) -> Duration {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
+fn print_table(all: &[Figures]) {
+    let mut table = comfy_table::Table::new();
+    table.set_header(["scenario", "tasks", "ours /s", "raw /s", "ratio", "p50 ms", "p99 ms", "max ms"]);
+    let number = |n: Option<f64>, digits: usize| n.map(|n| format!("{n:.digits$}")).unwrap_or_default();
+    for f in all {
+        let ms = |d: Option<Duration>| number(d.map(|d| d.as_secs_f64() * 1000.0), 2);
+        table.add_row([
+            f.scenario.clone(),
+            f.tasks.to_string(),
+            number(f.rate, 0),
+            number(f.raw_rate, 0),
+            number(f.ratio(), 2),
+            ms(f.p50),
+            ms(f.p99),
+            ms(f.max),
+        ]);
+    }
+    println!("{table}");
+}

@@ -1,0 +1,308 @@
+//! The raw limit: what the database does when it is asked plainly, in a tight loop on one connection.
+
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use redrive::{Lane, NewTask, SHARDS, Store};
+use sqlx::pool::PoolOptions;
+use sqlx::{AssertSqlSafe, Executor, Row};
+
+const METHOD: &str = "bench.task";
+const BATCH: usize = 1_000;
+
+/// A plain pool of one connection.
+pub(super) enum Raw {
+    Sqlite(sqlx::SqlitePool),
+    Postgres(sqlx::PgPool),
+    MySql(sqlx::MySqlPool),
+}
+
+#[expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
+fn start() -> Instant {
+    Instant::now()
+}
+
+/// The columns that a plain insert of a plain task writes.
+const COLUMNS: &str =
+    "id, next_retry_time, created_at, updated_at, lane, max_attempts, shard, method_name, params_json, task_key";
+
+impl Raw {
+    pub(super) async fn connect(url: &str) -> anyhow::Result<Self> {
+        use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
+        let url = url.replacen("mariadb://", "mysql://", 1);
+        if url.starts_with("sqlite:") {
+            anyhow::ensure!(
+                !url.contains(":memory:"),
+                "a benchmark in memory says nothing about durability: use a file"
+            );
+            let options: SqliteConnectOptions = url.parse()?;
+            let options = options.journal_mode(SqliteJournalMode::Wal).synchronous(SqliteSynchronous::Full);
+            let options = options.pragma("wal_autocheckpoint", "4000").busy_timeout(Duration::from_secs(10));
+            return Ok(Self::Sqlite(PoolOptions::new().max_connections(1).connect_with(options).await?));
+        }
+        if url.starts_with("mysql:") {
+            let pool = PoolOptions::new().max_connections(1).after_connect(|c: &mut sqlx::MySqlConnection, _| {
+                Box::pin(async move {
+                    c.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await.map(|_| ())
+                })
+            });
+            return Ok(Self::MySql(pool.connect(&url).await?));
+        }
+        Ok(Self::Postgres(PoolOptions::new().max_connections(1).connect(&url).await?))
+    }
+
+    async fn execute(&self, sql: String) -> anyhow::Result<u64> {
+        let sql = AssertSqlSafe(sql);
+        Ok(match self {
+            Self::Sqlite(pool) => sqlx::raw_sql(sql).execute(pool).await?.rows_affected(),
+            Self::Postgres(pool) => sqlx::raw_sql(sql).execute(pool).await?.rows_affected(),
+            Self::MySql(pool) => sqlx::raw_sql(sql).execute(pool).await?.rows_affected(),
+        })
+    }
+
+    /// Removes what benchmarks have written, and lets the database tidy up.
+    pub(super) async fn clean_up(&self) -> anyhow::Result<()> {
+        let lane = Lane::of(METHOD).0;
+        self.execute(format!("DELETE FROM retry_task WHERE lane = {lane}")).await?;
+        self.execute("DELETE FROM redrive_key WHERE task_id NOT IN (SELECT id FROM retry_task)".into()).await?;
+        match self {
+            Self::Sqlite(_) => self.execute("PRAGMA wal_checkpoint(TRUNCATE)".into()).await?,
+            Self::Postgres(_) => self.execute("VACUUM ANALYZE retry_task, redrive_key".into()).await?,
+            Self::MySql(_) => 0,
+        };
+        Ok(())
+    }
+
+    /// Tasks as our own enqueue writes them, for our own drain.
+    pub(super) async fn insert_for_ours(&self, store: &Store, tasks: u64) -> anyhow::Result<()> {
+        let now = store.now().await?;
+        for first in (0..tasks).step_by(BATCH) {
+            let batch: redrive::Result<Vec<_>> =
+                (first..(first + BATCH as u64).min(tasks)).map(|n| Ok(NewTask::new(METHOD, &n)?.no_key())).collect();
+            store.insert(batch?, now).await?;
+        }
+        Ok(())
+    }
+
+    /// Other tasks that wait, due in an hour, of a method that nobody drains.
+    pub(super) async fn fill_backlog(&self, tasks: u64, bar: ProgressBar) -> anyhow::Result<()> {
+        for first in (0..tasks).step_by(BATCH) {
+            self.insert_batch(first, BATCH.min((tasks - first) as usize), false, 3_600_000, "bench.backlog").await?;
+            bar.inc(BATCH as u64);
+        }
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    pub(super) async fn insert(&self, tasks: u64, batch: usize, keyed: bool) -> anyhow::Result<Duration> {
+        let started = start();
+        for first in (0..tasks).step_by(batch) {
+            self.insert_batch(first, batch.min((tasks - first) as usize), keyed, 0, METHOD).await?;
+        }
+        Ok(started.elapsed())
+    }
+
+    /// Claims and deletes batch by batch.
+    pub(super) async fn drain(&self, tasks: u64) -> anyhow::Result<Duration> {
+        self.insert(tasks, BATCH, false).await?;
+        let started = start();
+        let mut left = tasks;
+        while left > 0 {
+            let done = self.take_batch().await?;
+            anyhow::ensure!(done > 0, "{left} raw tasks are missing");
+            left -= done.min(left);
+        }
+        Ok(started.elapsed())
+    }
+
+    /// Inserts, claims and deletes batch by batch.
+    pub(super) async fn cycle(&self, tasks: u64) -> anyhow::Result<Duration> {
+        let started = start();
+        for first in (0..tasks).step_by(BATCH) {
+            self.insert_batch(first, BATCH.min((tasks - first) as usize), false, 0, METHOD).await?;
+            self.take_batch().await?;
+        }
+        Ok(started.elapsed())
+    }
+
+    async fn insert_batch(&self, first: u64, n: usize, keyed: bool, delay: i64, method: &str) -> anyhow::Result<()> {
+        let now = redrive::Clock::system().now().as_millis();
+        let lane = Lane::of(method).0;
+        let base = if method == METHOD { 1 } else { 1_000_000_000_000 };
+        let rows = (first..first + n as u64).map(|i| {
+            let shard = i % u64::from(SHARDS);
+            (base + i as i64, shard as i64, i.to_string(), keyed.then(|| format!("bench-{i}")))
+        });
+        let hash =
+            |id: i64| (id as u128).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835).to_be_bytes().to_vec();
+        match self {
+            Self::Postgres(pool) => {
+                let (mut ids, mut shards, mut params, mut keys) = (vec![], vec![], vec![], vec![]);
+                rows.for_each(|(id, shard, param, key)| {
+                    ids.push(id);
+                    shards.push(shard);
+                    params.push(param);
+                    keys.push(key);
+                });
+                let insert = format!(
+                    "INSERT INTO retry_task ({COLUMNS}) SELECT id, $5, $6, $6, $7, 16, shard, $8, params, key \
+                     FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[]) AS n(id, shard, params, key)"
+                );
+                if keyed {
+                    let hashes: Vec<Vec<u8>> = ids.iter().map(|id| hash(*id)).collect();
+                    let sql = format!(
+                        "WITH k AS (INSERT INTO redrive_key (key_hash, task_id) SELECT * FROM unnest($9::bytea[], $1::int8[]) \
+                         ON CONFLICT (key_hash) DO NOTHING RETURNING task_id) {insert} WHERE id IN (SELECT task_id FROM k)"
+                    );
+                    let query = sqlx::query(AssertSqlSafe(sql))
+                        .bind(ids)
+                        .bind(shards)
+                        .bind(params)
+                        .bind(keys)
+                        .bind(now + delay);
+                    query.bind(now).bind(lane).bind(method).bind(hashes).execute(pool).await?;
+                } else {
+                    let query = sqlx::query(AssertSqlSafe(insert))
+                        .bind(ids)
+                        .bind(shards)
+                        .bind(params)
+                        .bind(keys)
+                        .bind(now + delay);
+                    query.bind(now).bind(lane).bind(method).execute(pool).await?;
+                }
+            }
+            Self::Sqlite(pool) => {
+                let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
+                let rows: Vec<_> = rows.collect();
+                for rows in rows.chunks(512) {
+                    if keyed {
+                        let sql = format!(
+                            "INSERT INTO redrive_key (key_hash, task_id) VALUES {} ON CONFLICT DO NOTHING",
+                            marks(rows.len(), 2)
+                        );
+                        let mut query = sqlx::query(AssertSqlSafe(sql));
+                        for (id, ..) in rows {
+                            query = query.bind(hash(*id)).bind(id);
+                        }
+                        query.execute(&mut *tx).await?;
+                    }
+                    let sql = format!("INSERT INTO retry_task ({COLUMNS}) VALUES {}", marks(rows.len(), 10));
+                    let mut query = sqlx::query(AssertSqlSafe(sql));
+                    for (id, shard, param, key) in rows {
+                        query = query.bind(id).bind(now + delay).bind(now).bind(now).bind(lane).bind(16).bind(shard);
+                        query = query.bind(method.to_owned()).bind(param).bind(key);
+                    }
+                    query.execute(&mut *tx).await?;
+                }
+                tx.commit().await?;
+            }
+            Self::MySql(pool) => {
+                let mut tx = pool.begin().await?;
+                let rows: Vec<_> = rows.collect();
+                for rows in rows.chunks(512) {
+                    if keyed {
+                        let sql = format!(
+                            "INSERT IGNORE INTO redrive_key (key_hash, task_id) VALUES {}",
+                            marks(rows.len(), 2)
+                        );
+                        let mut query = sqlx::query(AssertSqlSafe(sql));
+                        for (id, ..) in rows {
+                            query = query.bind(hash(*id)).bind(id);
+                        }
+                        query.execute(&mut *tx).await?;
+                    }
+                    let sql = format!("INSERT INTO retry_task ({COLUMNS}) VALUES {}", marks(rows.len(), 10));
+                    let mut query = sqlx::query(AssertSqlSafe(sql));
+                    for (id, shard, param, key) in rows {
+                        query = query.bind(id).bind(now + delay).bind(now).bind(now).bind(lane).bind(16).bind(shard);
+                        query = query.bind(method.to_owned()).bind(param).bind(key);
+                    }
+                    query.execute(&mut *tx).await?;
+                }
+                tx.commit().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims a batch (scan by shard, update) and deletes it. How many there were.
+    async fn take_batch(&self) -> anyhow::Result<u64> {
+        let now = redrive::Clock::system().now().as_millis();
+        let lane = Lane::of(METHOD).0;
+        let each = BATCH / usize::from(SHARDS) + 1;
+        let read = "id, method_name, params_json, attempt_count, policy, task_key, created_at, deadline";
+        match self {
+            Self::Postgres(pool) => {
+                let claim = format!(
+                    "UPDATE retry_task t SET status = 1, version = t.version + 1, locked_by = 1, locked_at = $2 FROM \
+                     (SELECT x.id FROM generate_series(0, 63) s CROSS JOIN LATERAL (SELECT id FROM retry_task WHERE lane = $1 AND shard = s \
+                      AND next_retry_time <= $2 AND status = 0 ORDER BY next_retry_time LIMIT {each}) x) d \
+                     WHERE t.id = d.id AND t.status = 0 RETURNING t.id, method_name, params_json, attempt_count, policy, task_key"
+                );
+                let rows = sqlx::query(AssertSqlSafe(claim)).bind(lane).bind(now).fetch_all(pool).await?;
+                let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+                sqlx::query("DELETE FROM retry_task WHERE id = ANY($1) AND version = 1 AND locked_by = 1")
+                    .bind(&ids)
+                    .execute(pool)
+                    .await?;
+                Ok(ids.len() as u64)
+            }
+            Self::Sqlite(pool) => {
+                let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
+                let find = format!(
+                    "SELECT t.id FROM (WITH RECURSIVE s(s) AS (VALUES (0) UNION ALL SELECT s + 1 FROM s WHERE s < 63) SELECT s FROM s) s \
+                     CROSS JOIN retry_task t WHERE t.id IN (SELECT x.id FROM retry_task x WHERE x.lane = $1 AND x.shard = s.s \
+                     AND x.next_retry_time <= $2 AND x.status = 0 ORDER BY x.next_retry_time LIMIT {each})"
+                );
+                let ids: Vec<i64> = sqlx::query(AssertSqlSafe(find))
+                    .bind(lane)
+                    .bind(now)
+                    .fetch_all(&mut *tx)
+                    .await?
+                    .iter()
+                    .map(|r| r.get(0))
+                    .collect();
+                let list = serde_json::to_string(&ids)?;
+                let claim = format!(
+                    "UPDATE retry_task SET status = 1, version = version + 1, locked_by = 1, locked_at = $2 \
+                     WHERE id IN (SELECT value FROM json_each($1)) RETURNING {read}"
+                );
+                sqlx::query(AssertSqlSafe(claim)).bind(&list).bind(now).fetch_all(&mut *tx).await?;
+                tx.commit().await?;
+                sqlx::query("DELETE FROM retry_task WHERE id IN (SELECT value FROM json_each($1)) AND version = 1")
+                    .bind(&list)
+                    .execute(pool)
+                    .await?;
+                Ok(ids.len() as u64)
+            }
+            Self::MySql(pool) => {
+                let branch = format!(
+                    "(SELECT id FROM retry_task WHERE lane = {lane} AND shard = ? AND next_retry_time <= {now} AND status = 0 \
+                     ORDER BY next_retry_time LIMIT {each})"
+                );
+                let find = vec![&*branch; usize::from(SHARDS)].join(" UNION ALL ");
+                let query = (0..SHARDS)
+                    .fold(sqlx::query(AssertSqlSafe(find)).persistent(false), |query, shard| query.bind(shard));
+                let ids: Vec<i64> = query.fetch_all(pool).await?.iter().map(|r| r.get(0)).collect();
+                let list = serde_json::to_string(&ids)?;
+                let source = "JSON_TABLE(?, '$[*]' COLUMNS (id BIGINT PATH '$')) s STRAIGHT_JOIN retry_task t FORCE INDEX (PRIMARY) ON t.id = s.id";
+                let claim = format!(
+                    "UPDATE {source} SET t.status = 1, t.version = t.version + 1, t.locked_by = 1, t.locked_at = {now} WHERE t.status = 0"
+                );
+                sqlx::query(AssertSqlSafe(claim)).persistent(false).bind(&list).execute(pool).await?;
+                let select = format!("SELECT t.{} FROM {source} WHERE t.locked_by = 1", read.replace(", ", ", t."));
+                sqlx::query(AssertSqlSafe(select)).bind(&list).fetch_all(pool).await?;
+                sqlx::query(AssertSqlSafe(format!("DELETE t FROM {source} WHERE t.version = 1")))
+                    .bind(&list)
+                    .execute(pool)
+                    .await?;
+                Ok(ids.len() as u64)
+            }
+        }
+    }
+}
+
+fn marks(rows: usize, columns: usize) -> String {
+    let row = format!("({})", vec!["?"; columns].join(", "));
+    vec![&*row; rows].join(", ")
+}

@@ -1,0 +1,341 @@
+//! What becomes of tasks.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use redrive::store::{Cancelled, EndedAs};
+use redrive::{
+    Backoff, Context, DeadReason, Engine, EngineConfig, Jitter, MethodOptions, NewTask, Policy, Status, Verdict,
+};
+use tokio::sync::mpsc;
+
+use crate::harness::{Db, new, stores};
+
+stores!(
+    a_task_runs_once_and_is_gone,
+    a_failing_task_is_tried_again_until_it_succeeds,
+    a_task_that_keeps_failing_is_dead_with_its_error,
+    a_panic_and_a_timeout_are_failed_attempts,
+    params_that_cannot_be_read_are_dead_at_once,
+    handlers_may_snooze_cancel_and_give_up,
+    a_thousand_tasks_from_many_callers_run_once_each,
+    tasks_enqueued_by_another_process_are_found,
+    a_task_runs_at_its_time_and_not_before,
+    a_running_task_is_cancelled_through_its_context,
+    a_stop_waits_for_what_runs,
+    a_stop_gives_back_what_does_not_end_in_time,
+    a_method_has_no_more_at_once_than_its_limit,
+    a_million_of_one_method_do_not_delay_another,
+    a_task_in_a_transaction_runs_when_it_commits,
+    an_engine_that_has_stopped_takes_nothing,
+    a_method_that_nobody_handles_waits,
+);
+
+fn config() -> EngineConfig {
+    let mut config = EngineConfig::default();
+    config.scan_interval = Duration::from_millis(100);
+    config.sweep_interval = Duration::from_millis(500);
+    config.grace = Duration::from_secs(10);
+    config
+}
+
+fn quick() -> Policy {
+    Policy { backoff: Backoff::fixed(Duration::from_millis(5)), jitter: Jitter::None, ..Policy::default() }
+}
+
+/// An engine whose handler of `m` does what `f` says; its calls arrive in the channel.
+async fn engine<F, Fut>(db: &Db, f: F) -> (Engine, mpsc::UnboundedReceiver<u64>)
+where
+    F: Fn(Context, u64) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<(), Verdict>> + Send + 'static,
+{
+    let (called, calls) = mpsc::unbounded_channel();
+    let handler = move |cx: Context, n: u64| {
+        _ = called.send(n);
+        f(cx, n)
+    };
+    (Engine::builder(db.store.clone()).config(config()).register("m", handler).start().await.unwrap(), calls)
+}
+
+async fn ok(_: Context, _: u64) -> Result<(), Verdict> {
+    Ok(())
+}
+
+/// Waits until the engine has written all outcomes.
+async fn settled(engine: &Engine) {
+    while engine.stats().running > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn a_task_runs_once_and_is_gone(db: Db) {
+    let (engine, mut calls) = engine(&db, ok).await;
+    let task = engine.enqueue(new(7)).await.unwrap();
+    assert_eq!(calls.recv().await, Some(7));
+    settled(&engine).await;
+    assert_eq!(engine.get(task.id).await.unwrap(), None);
+    engine.stop().await;
+    assert!(calls.try_recv().is_err(), "once");
+    assert_eq!((db.count("retry_task").await, db.count("redrive_key").await), (0, 0));
+}
+
+async fn a_failing_task_is_tried_again_until_it_succeeds(db: Db) {
+    let handler = async |cx: Context, _| if cx.attempt() < 4 { Err(Verdict::from(std::fmt::Error)) } else { Ok(()) };
+    let (engine, mut calls) = engine(&db, handler).await;
+    engine.enqueue(new(7).policy(quick())).await.unwrap();
+    for _ in 0..4 {
+        assert_eq!(calls.recv().await, Some(7));
+    }
+    settled(&engine).await;
+    engine.stop().await;
+    assert_eq!((db.count("retry_task").await, db.count("retry_dead").await), (0, 0));
+}
+
+async fn a_task_that_keeps_failing_is_dead_with_its_error(db: Db) {
+    let (engine, mut calls) = engine(&db, async |_, _| Err("x".parse::<i32>().unwrap_err().into())).await;
+    let policy = Policy { max_attempts: Some(3), ..quick() };
+    let id = engine.enqueue(new(7).policy(policy)).await.unwrap().id;
+    for _ in 0..3 {
+        calls.recv().await.unwrap();
+    }
+    settled(&engine).await;
+    engine.stop().await;
+    let letter = db.store.get_dead(id).await.unwrap().unwrap();
+    assert_eq!((letter.reason, letter.task.attempts, letter.task.history.len()), (DeadReason::Exhausted, 3, 3));
+    assert!(letter.task.last_error.unwrap().message.contains("invalid digit"));
+}
+
+async fn a_panic_and_a_timeout_are_failed_attempts(db: Db) {
+    let handler = async |cx: Context, _| match cx.attempt() {
+        1 => panic!("oh no"),
+        2 => std::future::pending().await,
+        _ => Err(Verdict::fatal("enough")),
+    };
+    let (engine, mut calls) = engine(&db, handler).await;
+    let policy = Policy { timeout: Some(Duration::from_millis(50)), ..quick() };
+    let id = engine.enqueue(new(7).policy(policy)).await.unwrap().id;
+    for _ in 0..3 {
+        calls.recv().await.unwrap();
+    }
+    settled(&engine).await;
+    engine.stop().await;
+    let letter = db.store.get_dead(id).await.unwrap().unwrap();
+    let kinds: Vec<_> = letter.task.history.iter().map(|a| a.kind.as_str().to_owned()).collect();
+    assert_eq!((kinds, letter.reason), (vec!["panic".into(), "timeout".into(), "error".into()], DeadReason::Rejected));
+    assert!(letter.task.history[0].message.contains("oh no"));
+}
+
+async fn params_that_cannot_be_read_are_dead_at_once(db: Db) {
+    let (engine, mut calls) = engine(&db, ok).await;
+    let bad = NewTask::new("m", "not a number").unwrap();
+    let id = engine.enqueue(bad).await.unwrap().id;
+    while db.store.get_dead(id).await.unwrap().is_none() {
+        tokio::task::yield_now().await;
+    }
+    engine.stop().await;
+    let letter = db.store.get_dead(id).await.unwrap().unwrap();
+    assert_eq!((letter.reason, letter.task.attempts), (DeadReason::Undecodable, 0));
+    assert!(calls.try_recv().is_err());
+}
+
+async fn handlers_may_snooze_cancel_and_give_up(db: Db) {
+    let handler = async |cx: Context, n| match (n, cx.task().postponements) {
+        (1, 0..3) => Err(Verdict::Snooze(Duration::from_millis(5))),
+        (2, _) => Err(Verdict::Cancel),
+        (3, _) => Err(Verdict::fatal("no use")),
+        _ => Ok(()),
+    };
+    let (engine, mut calls) = engine(&db, handler).await;
+    let ids: Vec<_> = engine.enqueue_many(vec![new(1), new(2), new(3)]).await.unwrap().iter().map(|e| e.id).collect();
+    for _ in 0..6 {
+        calls.recv().await.unwrap();
+    }
+    settled(&engine).await;
+    engine.stop().await;
+    assert_eq!(db.count("retry_task").await, 0);
+    assert_eq!(db.store.get_dead(ids[2]).await.unwrap().unwrap().reason, DeadReason::Rejected);
+    let kept = db.store.archive(&Default::default(), 10).await.unwrap();
+    assert_eq!(kept.iter().map(|a| (a.task.id, a.ended_as)).collect::<Vec<_>>(), [(ids[1], EndedAs::Cancelled)]);
+}
+
+async fn a_thousand_tasks_from_many_callers_run_once_each(db: Db) {
+    let (engine, mut calls) = engine(&db, ok).await;
+    let mut callers = tokio::task::JoinSet::new();
+    for caller in 0..50 {
+        let engine = engine.clone();
+        callers.spawn(async move {
+            for n in 0..20 {
+                let new = new(caller * 20 + n);
+                engine.enqueue(if n % 2 == 0 { new } else { new.no_key() }).await.unwrap();
+            }
+        });
+    }
+    callers.join_all().await;
+    let mut seen = vec![0; 1_000];
+    for _ in 0..1_000 {
+        seen[calls.recv().await.unwrap() as usize] += 1;
+    }
+    settled(&engine).await;
+    engine.stop().await;
+    assert!(seen.iter().all(|n| *n == 1) && calls.try_recv().is_err());
+    assert_eq!((db.count("retry_task").await, db.count("redrive_key").await), (0, 0));
+}
+
+async fn tasks_enqueued_by_another_process_are_found(db: Db) {
+    let (engine, mut calls) = engine(&db, ok).await;
+    let other = db.another().await;
+    let now = other.now().await.unwrap();
+    other.insert((0..300).map(new).collect(), now).await.unwrap();
+    for _ in 0..300 {
+        calls.recv().await.unwrap();
+    }
+    settled(&engine).await;
+    engine.stop().await;
+    assert_eq!(db.count("retry_task").await, 0);
+}
+
+async fn a_task_runs_at_its_time_and_not_before(db: Db) {
+    let (engine, mut calls) = engine(&db, ok).await;
+    let now = db.store.now().await.unwrap();
+    let due = now + Duration::from_millis(300);
+    engine.enqueue(new(1).at(due)).await.unwrap();
+    engine.enqueue(new(2).delay(Duration::from_secs(3600))).await.unwrap();
+    assert_eq!(calls.recv().await, Some(1));
+    assert!(db.store.now().await.unwrap() >= due);
+    engine.stop().await;
+    assert!(calls.try_recv().is_err());
+    assert_eq!(db.count("retry_task").await, 1);
+}
+
+async fn a_running_task_is_cancelled_through_its_context(db: Db) {
+    let handler = async |cx: Context, _| {
+        cx.cancelled().await;
+        Err(Verdict::from(std::fmt::Error))
+    };
+    let (engine, mut calls) = engine(&db, handler).await;
+    let id = engine.enqueue(new(1)).await.unwrap().id;
+    calls.recv().await.unwrap();
+    assert_eq!(engine.cancel(id).await.unwrap(), Cancelled::Requested);
+    settled(&engine).await;
+    engine.stop().await;
+    assert_eq!(db.store.archive(&Default::default(), 10).await.unwrap()[0].ended_as, EndedAs::Cancelled);
+}
+
+async fn a_stop_waits_for_what_runs(db: Db) {
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let waits = gate.clone();
+    let handler = move |_, _| {
+        let gate = waits.clone();
+        async move {
+            _ = gate.acquire().await;
+            Ok(())
+        }
+    };
+    let (engine, mut calls) = engine(&db, handler).await;
+    engine.enqueue(new(1)).await.unwrap();
+    calls.recv().await.unwrap();
+    let stopping = tokio::spawn({
+        let engine = engine.clone();
+        async move { engine.stop().await }
+    });
+    gate.add_permits(1);
+    stopping.await.unwrap();
+    assert_eq!(db.count("retry_task").await, 0, "it ended, and that is written");
+}
+
+async fn a_stop_gives_back_what_does_not_end_in_time(db: Db) {
+    let mut config = config();
+    config.grace = Duration::from_millis(50);
+    let handler = async |_cx: Context, _: u64| std::future::pending().await;
+    let engine = Engine::builder(db.store.clone()).config(config).register("m", handler).start().await.unwrap();
+    let id = engine.enqueue(new(1)).await.unwrap().id;
+    while engine.stats().executing == 0 {
+        tokio::task::yield_now().await;
+    }
+    engine.stop().await;
+    let task = db.store.get(id).await.unwrap().unwrap();
+    assert_eq!((task.status, task.attempts, task.crashes), (Status::Pending, 0, 0), "nothing was burnt");
+}
+
+async fn a_method_has_no_more_at_once_than_its_limit(db: Db) {
+    let (now, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let (at_once, highest) = (now.clone(), most.clone());
+    let (called, mut calls) = mpsc::unbounded_channel();
+    let handler = move |_: Context, n: u64| {
+        let (now, most, called) = (at_once.clone(), highest.clone(), called.clone());
+        async move {
+            most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            tokio::task::yield_now().await;
+            now.fetch_sub(1, Ordering::SeqCst);
+            _ = called.send(n);
+            Ok(())
+        }
+    };
+    let options = MethodOptions::default().concurrency(3);
+    let engine =
+        Engine::builder(db.store.clone()).config(config()).register_with("m", options, handler).start().await.unwrap();
+    engine.enqueue_many((0..100).map(new).collect()).await.unwrap();
+    for _ in 0..100 {
+        calls.recv().await.unwrap();
+    }
+    settled(&engine).await;
+    engine.stop().await;
+    assert!((1..=3).contains(&most.load(Ordering::SeqCst)), "{most:?}");
+}
+
+/// Not a million here, but far more than there are slots, and none of them ever ends.
+async fn a_million_of_one_method_do_not_delay_another(db: Db) {
+    let mut config = config();
+    config.concurrency = 10;
+    config.grace = Duration::from_millis(10);
+    let (called, mut calls) = mpsc::unbounded_channel();
+    let handler = move |_: Context, n: u64| {
+        _ = called.send(n);
+        std::future::ready(Ok(()))
+    };
+    let slow = async |_cx: Context, _: u64| std::future::pending().await;
+    let engine = Engine::builder(db.store.clone()).config(config);
+    let engine = engine.register_with("slow", MethodOptions::default().concurrency(5), slow).register("m", handler);
+    let now = db.store.now().await.unwrap();
+    let backlog = (0..2_000u64).map(|n| NewTask::new("slow", &n).unwrap().no_key()).collect();
+    db.store.insert(backlog, now - Duration::from_secs(60)).await.unwrap();
+    db.store.insert(vec![new(1)], now).await.unwrap();
+    let engine = engine.start().await.unwrap();
+    assert_eq!(calls.recv().await, Some(1));
+    engine.stop().await;
+}
+
+async fn a_task_in_a_transaction_runs_when_it_commits(db: Db) {
+    let (engine, mut calls) = engine(&db, ok).await;
+    let task = engine.transaction(async |tx| engine.enqueue_in(tx, new(5)).await).await.unwrap();
+    assert!(!task.existed);
+    assert_eq!(calls.recv().await, Some(5));
+    let failed = engine.transaction(async |tx| {
+        engine.enqueue_in(tx, new(6)).await?;
+        Err::<(), _>(redrive::Error::invalid("order", "not in stock"))
+    });
+    assert!(failed.await.is_err());
+    settled(&engine).await;
+    engine.stop().await;
+    assert!(calls.try_recv().is_err());
+    assert_eq!(db.count("retry_task").await, 0);
+}
+
+async fn an_engine_that_has_stopped_takes_nothing(db: Db) {
+    let (engine, _calls) = engine(&db, ok).await;
+    engine.stop().await;
+    let said = engine.enqueue(new(1)).await.unwrap_err().to_string();
+    assert!(said.contains("it has stopped"), "{said}");
+    assert_eq!(db.count("retry_task").await, 0);
+}
+
+async fn a_method_that_nobody_handles_waits(db: Db) {
+    let (engine, mut calls) = engine(&db, ok).await;
+    let id = engine.enqueue(NewTask::new("unknown", &1).unwrap()).await.unwrap().id;
+    engine.enqueue(new(1)).await.unwrap();
+    calls.recv().await.unwrap();
+    settled(&engine).await;
+    engine.stop().await;
+    assert_eq!(db.store.get(id).await.unwrap().unwrap().status, Status::Pending);
+}

@@ -1,0 +1,8 @@
+//! The engine as a whole, on each database: real nodes, real handlers, real time.
+
+#[path = "../store/harness.rs"]
+#[allow(dead_code, reason = "shared with the store's suite")]
+mod harness;
+
+mod execution;
+mod nodes;
