@@ -89,6 +89,11 @@ impl Running {
         }
     }
 
+    /// The tasks whose handlers run.
+    pub(super) fn executing(&self) -> Vec<TaskId> {
+        self.tasks.iter().filter(|(_, held)| matches!(held, Held::Executing { .. })).map(|(id, _)| *id).collect()
+    }
+
     pub(super) fn cancel_all(&self) {
         for held in self.tasks.values() {
             if let Held::Executing { cancel, .. } = held {

@@ -113,23 +113,23 @@ async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>) {
     prepared.iter_mut().for_each(|p| offer(shared, &mut p.task));
     let written = shared.store.insert_prepared(prepared, Callers::Many, now).await;
     metrics::histogram!("redrive_insert_batch").record(written.len() as f64);
-    for ((task, result), answer) in written.into_iter().zip(answers) {
+    for ((prepared, result), answer) in written.into_iter().zip(answers) {
         if result.as_ref().is_err_and(|e| e.fault() == Some(Fault::Busy)) {
-            withdraw(shared, &task);
-            tokio::spawn(insert_alone(shared.clone(), task, answer));
+            withdraw(shared, &prepared.task);
+            tokio::spawn(insert_alone(shared.clone(), prepared, answer));
             continue;
         }
-        _ = answer.send(accept(shared, task, result)); // a caller that is gone needs no answer
+        _ = answer.send(accept(shared, prepared.task, result)); // a caller that is gone needs no answer
     }
 }
 
 /// A row whose key someone else's transaction holds.
-async fn insert_alone(shared: Arc<Shared>, mut task: Task, answer: oneshot::Sender<Result<Enqueued>>) {
+async fn insert_alone(shared: Arc<Shared>, mut prepared: Prepared, answer: oneshot::Sender<Result<Enqueued>>) {
+    let task = &mut prepared.task;
     (task.status, task.locked_by, task.locked_at) = (Status::Pending, None, None);
-    let prepared = Prepared { task, on_duplicate: crate::task::OnDuplicate::Keep };
-    for (task, result) in shared.store.insert_prepared(vec![prepared], Callers::One, shared.clock.now()).await {
-        _ = answer.send(accept(&shared, task, result));
-        return;
+    let written = shared.store.insert_prepared(vec![prepared], Callers::One, shared.clock.now()).await;
+    if let Some((prepared, result)) = written.into_iter().next() {
+        _ = answer.send(accept(&shared, prepared.task, result));
     }
 }
 

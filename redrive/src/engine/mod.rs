@@ -32,7 +32,7 @@ mod settler;
 mod wheel;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use serde::de::DeserializeOwned;
@@ -100,6 +100,8 @@ struct Shared {
     settler: Settler,
     wake: Wake,
     stopping: CancellationToken,
+    /// When the engine's own loop last moved, by the clock of `me`, in ms: without that there is no beat.
+    pulse: AtomicU64,
     /// Everything has ended: the beat may, too.
     ended: AtomicBool,
     services: Mutex<JoinSet<()>>,
@@ -189,6 +191,7 @@ impl Builder {
             settler: Settler::default(),
             wake: Wake::default(),
             stopping: CancellationToken::new(),
+            pulse: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             services: Mutex::default(),
         });
@@ -322,6 +325,7 @@ impl Shared {
         services.spawn(scanner::run(self.clone()));
         services.spawn(claimer::run(self.clone()));
         services.spawn(node::run(self.clone()));
+        services.spawn(node::run_lapse(self.clone()));
         Ok(())
     }
 

@@ -7,20 +7,43 @@ use std::time::Duration;
 use crate::clock::pause;
 use crate::cluster::{Watch, owned_shards};
 use crate::error::{Error, Result};
-use crate::store::{NodeSeen, Registration};
+use crate::store::{NodeSeen, Registration, Store};
 use crate::task::NodeNumber;
 
 use super::Shared;
 
-/// The beat has a thread and a runtime of its own: handlers that block the others' threads do not silence it. It is not
-/// blind for that: it beats only while the engine's own loop moves ([`Shared::pulse`]).
+/// The beat has a thread, a runtime and connections of its own: handlers that block the others' threads, or a database pool
+/// in full use, do not silence it. It is not blind for that: it beats only while the engine's own loop moves (`pulse`).
 pub(super) fn spawn_beat(shared: Arc<Shared>) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let failed = |e: std::io::Error| Error::Conflict { doing: "start", id: "the beat".into(), why: e.to_string() };
     let runtime = runtime.map_err(failed)?;
-    let beat = move || runtime.block_on(async move { while shared.beat_once().await {} });
+    let beat = move || runtime.block_on(run_beat(shared));
     std::thread::Builder::new().name("redrive-beat".into()).spawn(beat).map_err(failed)?;
     Ok(())
+}
+
+async fn run_beat(shared: Arc<Shared>) {
+    let mut own: Option<Store> = None;
+    while !shared.ended.load(Ordering::Acquire) {
+        if own.is_none() {
+            own = shared
+                .store
+                .apart(2)
+                .await
+                .inspect_err(|e| tracing::warn!(error = %e, "the beat has no connection"))
+                .ok();
+        }
+        if let Some(store) = &own
+            && shared.is_moving()
+        {
+            shared.beat(store, shared.me.number()).await;
+        }
+        tokio::select! {
+            () = pause(shared.config.beat_interval) => {}
+            () = shared.wake.beat.notified() => {}
+        }
+    }
 }
 
 /// Looks at the other nodes, again and again.
@@ -35,6 +58,21 @@ pub(super) async fn run(shared: Arc<Shared>) {
     }
 }
 
+/// Stops what runs when our right to work has lapsed: well within the margin before others may declare us dead. Its turning
+/// shows the beat that the engine moves.
+pub(super) async fn run_lapse(shared: Arc<Shared>) {
+    loop {
+        shared.pulse.store(u64::try_from(shared.me.instant().as_millis()).unwrap_or(u64::MAX), Ordering::Release);
+        if !shared.me.may_work() {
+            shared.give_back_all();
+        }
+        tokio::select! {
+            () = pause(shared.config.margin / 8) => {}
+            () = shared.ended() => return,
+        }
+    }
+}
+
 impl Shared {
     /// Becomes a node under a fresh number.
     pub(super) async fn join(&self) -> Result<()> {
@@ -43,26 +81,19 @@ impl Shared {
         let who = Registration { name: self.config.name.clone(), build: env!("CARGO_PKG_VERSION").into(), methods };
         let number = self.store.register(&who, self.clock.now()).await?;
         self.me.renumber(number);
-        self.beat(number).await;
+        self.beat(&self.store, number).await;
         self.take_view().await
     }
 
-    /// One beat, and the wait for the next. `false`: the engine has ended.
-    async fn beat_once(&self) -> bool {
-        tokio::select! {
-            () = pause(self.config.beat_interval) => {}
-            () = self.wake.beat.notified() => {}
-        }
-        if self.ended.load(Ordering::Acquire) {
-            return false;
-        }
-        self.beat(self.me.number()).await;
-        true
+    /// Whether the engine's own loop has moved within a lease.
+    fn is_moving(&self) -> bool {
+        let pulse = Duration::from_millis(self.pulse.load(Ordering::Acquire));
+        self.me.instant().saturating_sub(pulse) < self.config.lease
     }
 
-    async fn beat(&self, number: NodeNumber) {
+    async fn beat(&self, store: &Store, number: NodeNumber) {
         let sent = self.me.instant();
-        let answer = tokio::time::timeout(self.config.lease, self.store.beat(number)).await;
+        let answer = tokio::time::timeout(self.config.lease, store.beat(number)).await;
         match answer {
             Ok(Ok(NodeSeen::Alive(now))) => {
                 self.clock.sync(now);
@@ -108,10 +139,17 @@ impl Shared {
                 Err(e) => tracing::warn!(node = %number, error = %e, "fencing failed"),
             }
         }
-        if !self.me.may_work() {
-            self.give_back_all();
-        }
         self.set_view(&nodes);
+        self.pass_on_stop_requests().await;
+    }
+
+    /// Handlers learn that a person wants their task stopped, from whichever process.
+    async fn pass_on_stop_requests(&self) {
+        let executing = self.running().executing();
+        match self.store.stop_requests(&executing).await {
+            Ok(wanted) => wanted.into_iter().for_each(|id| self.running().cancel(id)),
+            Err(e) => tracing::warn!(error = %e, "stop requests could not be read"),
+        }
     }
 
     async fn take_view(&self) -> Result<()> {

@@ -232,7 +232,7 @@ async fn insert_revived(
             for (task, answer) in rest.into_iter().zip(answers) {
                 match (answer, task.origin_id) {
                     (Some(answer), Some(origin)) if answer.existed => {
-                        _ = went.insert(origin, Redriven::Twin(answer.id))
+                        _ = went.insert(origin, Redriven::Twin(answer.id));
                     }
                     (Some(answer), Some(origin)) => _ = went.insert(origin, Redriven::As(answer.id)),
                     _ => left.push(task),

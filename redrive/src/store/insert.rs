@@ -158,7 +158,7 @@ impl Store {
         asked: Vec<Prepared>,
         callers: Callers,
         now: Timestamp,
-    ) -> Vec<(Task, Result<Enqueued>)> {
+    ) -> Vec<(Prepared, Result<Enqueued>)> {
         let mut batch = Batch::new(asked);
         let (mut open, mut waiting) = (vec![batch.order()], Vec::new());
         while let Some(part) = open.pop() {
@@ -199,7 +199,7 @@ impl Store {
             }
         }
         let answered = batch.asked.into_iter().zip(batch.answers);
-        answered.map(|(p, answer)| (p.task, answer.unwrap_or_else(unanswered))).collect()
+        answered.map(|(p, answer)| (p, answer.unwrap_or_else(unanswered))).collect()
     }
 
     /// Writes tasks down in the caller's own transaction, on any of the three databases: they become visible, and due, when
@@ -286,7 +286,11 @@ async fn insert_try(
         return insert_once(c, tasks, now).await;
     }
     let ids: Vec<TaskId> = tasks.iter().map(|t| t.id).collect();
-    let found = super::task::existing_ids(c, TASK_TABLE, &ids).await?;
+    let mut found = HashSet::new();
+    // Others may have ended them already. Looked for in the order in which tasks move, so that none slips through.
+    for table in [TASK_TABLE, "retry_dead", "retry_archive"] {
+        found.extend(super::task::existing_ids(c, table, &ids).await?);
+    }
     let rest: Vec<&Task> = tasks.iter().copied().filter(|t| !found.contains(&t.id)).collect();
     let more = match insert_once(c, &rest, now).await {
         // The earlier try was still on its way and has been committed just now: look again.

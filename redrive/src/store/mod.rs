@@ -95,6 +95,18 @@ impl Store {
         Ok(Self(Arc::new(Inner { pools, ids: IdMaker::new(slot), claimed_at: AtomicI64::new(0) })))
     }
 
+    /// A store on the same database with connections of its own: for work that must not wait for other work's. A database
+    /// in memory has but one connection, so there it is the same store.
+    pub async fn apart(&self, connections: u32) -> Result<Self> {
+        if self.pools().is_in_memory() {
+            return Ok(self.clone());
+        }
+        let options = StoreOptions { max_connections: connections, migrate: false, ..self.options().clone() };
+        let pools = Pools::open(self.pools().url(), options).await?;
+        let slot = node::count_up(&pools, "slot").await?;
+        Ok(Self(Arc::new(Inner { pools, ids: IdMaker::new(slot), claimed_at: AtomicI64::new(0) })))
+    }
+
     /// The time, as the database sees it.
     pub async fn now(&self) -> Result<Timestamp> {
         retrying!(self.pools(), Use::Read, Scope::Statement, "asking for the time", |c, _| node::database_time(c).await)

@@ -62,6 +62,7 @@ pub(super) enum Use {
 #[derive(Debug)]
 pub(super) struct Pools {
     pools: Kind,
+    url: Secret,
     hosts: Vec<String>,
     /// Which of the hosts is used.
     host: AtomicUsize,
@@ -69,6 +70,15 @@ pub(super) struct Pools {
     failing_over: tokio::sync::Mutex<()>,
     shown: String,
     options: StoreOptions,
+}
+
+/// A URL with its password: never shown.
+struct Secret(String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("***")
+    }
 }
 
 #[derive(Debug)]
@@ -188,8 +198,8 @@ pub(super) use retrying;
 
 impl Pools {
     /// Connects, and makes sure that the database is there and new enough.
-    pub(super) async fn open(url: &str, options: StoreOptions) -> Result<Self> {
-        let url = Url::parse(url)?;
+    pub(super) async fn open(whole_url: &str, options: StoreOptions) -> Result<Self> {
+        let url = Url::parse(whole_url)?;
         let Some(first) = url.hosts.first() else {
             return Err(Error::invalid("url", "has no host"));
         };
@@ -210,7 +220,8 @@ impl Pools {
         };
         let host = AtomicUsize::new(0);
         let failing_over = tokio::sync::Mutex::default();
-        let pools = Self { pools, hosts: url.hosts, host, failing_over, shown: url.shown, options };
+        let whole = Secret(whole_url.to_owned());
+        let pools = Self { pools, url: whole, hosts: url.hosts, host, failing_over, shown: url.shown, options };
         pools.check().await?;
         Ok(pools)
     }
@@ -228,6 +239,15 @@ impl Pools {
 
     pub(super) fn options(&self) -> &StoreOptions {
         &self.options
+    }
+
+    /// The URL, password and all.
+    pub(super) fn url(&self) -> &str {
+        &self.url.0
+    }
+
+    pub(super) fn is_in_memory(&self) -> bool {
+        self.dialect() == Dialect::Sqlite && is_memory(&self.url.0)
     }
 
     /// The URL without its password.
@@ -474,6 +494,10 @@ impl Tries {
     }
 }
 
+fn is_memory(url: &str) -> bool {
+    url.contains(":memory:") || url.contains("mode=memory")
+}
+
 #[cfg(feature = "sqlite")]
 fn sqlite_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx::Sqlite>> {
     use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
@@ -492,7 +516,7 @@ fn sqlite_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx::Sqlite>>
         pool.idle_timeout(None).max_lifetime(None).test_before_acquire(false)
     };
     let writer = pool(1).connect_lazy_with(connect.clone());
-    if url.contains(":memory:") || url.contains("mode=memory") {
+    if is_memory(url) {
         return Ok(Pair { rest: writer.clone(), first: writer });
     }
     Ok(Pair { first: writer, rest: pool(options.max_connections.max(2) - 1).connect_lazy_with(connect) })

@@ -148,6 +148,19 @@ impl Store {
         })
     }
 
+    /// Which of these running tasks a person wants stopped.
+    pub async fn stop_requests(&self, ids: &[TaskId]) -> Result<Vec<TaskId>> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        retrying!(self.pools(), Use::Read, Scope::Statement, "looking for stop requests", |c, _| {
+            let s = Listed::new(c.dialect(), &["id"], ids.iter().map(|id| vec![(*id).into()]).collect());
+            let table = joined_on(c.dialect(), TASK_TABLE, "t.id = s.id");
+            let sql = format!("SELECT t.id FROM {} {table} WHERE t.cancel_requested <> 0", s.source);
+            c.rows(s.bind_to(query(sql))).await?.iter().map(|row| Ok(TaskId::from_i64(row.int()?))).collect()
+        })
+    }
+
     /// Makes a pending task due now.
     pub async fn retry_now(&self, id: TaskId, by: Option<&str>, now: Timestamp) -> Result<()> {
         let doing = format!("making task {id} due now");

@@ -23,6 +23,7 @@ stores!(
     tasks_enqueued_by_another_process_are_found,
     a_task_runs_at_its_time_and_not_before,
     a_running_task_is_cancelled_through_its_context,
+    a_cancel_by_another_process_reaches_the_handler,
     a_stop_waits_for_what_runs,
     a_stop_gives_back_what_does_not_end_in_time,
     a_method_has_no_more_at_once_than_its_limit,
@@ -217,6 +218,20 @@ async fn a_running_task_is_cancelled_through_its_context(db: Db) {
     let id = engine.enqueue(new(1)).await.unwrap().id;
     calls.recv().await.unwrap();
     assert_eq!(engine.cancel(id).await.unwrap(), Cancelled::Requested);
+    settled(&engine).await;
+    engine.stop().await;
+    assert_eq!(db.store.archive(&Default::default(), 10).await.unwrap()[0].ended_as, EndedAs::Cancelled);
+}
+
+async fn a_cancel_by_another_process_reaches_the_handler(db: Db) {
+    let handler = async |cx: Context, _| {
+        cx.cancelled().await;
+        Err(Verdict::from(std::fmt::Error))
+    };
+    let (engine, mut calls) = engine(&db, handler).await;
+    let id = engine.enqueue(new(1)).await.unwrap().id;
+    calls.recv().await.unwrap();
+    assert_eq!(db.another().await.cancel(id, db.store.now().await.unwrap()).await.unwrap(), Cancelled::Requested);
     settled(&engine).await;
     engine.stop().await;
     assert_eq!(db.store.archive(&Default::default(), 10).await.unwrap()[0].ended_as, EndedAs::Cancelled);
