@@ -4,7 +4,7 @@ use clap::{Args, Parser, Subcommand};
 use redrive::Store;
 
 use crate::bench::Bench;
-use crate::serve;
+use crate::{node, serve};
 
 /// redrive makes failed calls good: durable retries, dead letters, and the people behind them.
 #[derive(Debug, Parser)]
@@ -24,6 +24,9 @@ enum Command {
     ///
     /// Safe while nodes are running, and to be repeated. `serve` does the same when it starts.
     Migrate(Database),
+    /// Look at the nodes that share a database.
+    #[command(subcommand)]
+    Node(node::Command),
     /// Measure how fast it is on a database, beside the database's own limit.
     ///
     /// Use a database that nothing else works on. Rows that it writes are removed again.
@@ -57,6 +60,7 @@ impl Cli {
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Serve(database) => serve::run(&database).await,
+            Command::Node(command) => command.run().await,
             Command::Bench(bench) => bench.run().await,
             Command::Migrate(database) => {
                 let store = database.open().await?;

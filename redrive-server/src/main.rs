@@ -2,6 +2,7 @@
 
 mod bench;
 mod cli;
+mod node;
 mod serve;
 
 use std::process::ExitCode;

@@ -1,16 +1,23 @@
-//! `redrive serve`: opens the store and stays until it is told to stop.
+//! `redrive serve`: runs the engine until it is told to stop.
+
+use redrive::Engine;
 
 use crate::cli::Database;
 
 pub(crate) async fn run(database: &Database) -> anyhow::Result<()> {
     let store = database.open().await?;
+    let engine = Engine::builder(store.clone()).start().await?;
     println!("redrive {} is running", env!("CARGO_PKG_VERSION"));
     println!("  database: {}", store.shown_url());
     println!("  stop with Ctrl-C");
     let signal = stop_signal().await?;
     println!("{signal}: stopping");
+    let stopping = async {
+        engine.stop().await;
+        store.close().await;
+    };
     tokio::select! {
-        () = store.close() => println!("stopped"),
+        () = stopping => println!("stopped"),
         again = stop_signal() => println!("{}: stopped at once", again?),
     }
     Ok(())

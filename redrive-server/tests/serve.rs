@@ -40,3 +40,18 @@ fn migrate_may_be_repeated() {
         assert!(out.status.success() && String::from_utf8(out.stdout).unwrap().contains("up to date"));
     }
 }
+
+#[test]
+fn node_ls_shows_who_is_alive() {
+    let dir = tempfile::tempdir().unwrap();
+    let list = |args: &[&str]| String::from_utf8(redrive(dir.path(), args).output().unwrap().stdout).unwrap();
+    assert!(list(&["node", "ls"]).contains("no node is alive"));
+    let mut child = redrive(dir.path(), &["serve"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    lines.find(|line| line.contains("Ctrl-C")).unwrap();
+    assert!(list(&["node", "ls", "--json"]).contains("\"state\":\"alive\""));
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert!(child.wait().unwrap().success());
+    assert!(list(&["node", "ls"]).contains("no node is alive"));
+    assert!(list(&["node", "ls", "--all", "--json"]).contains("\"state\":\"dead\""));
+}

@@ -26,6 +26,35 @@ fn start() -> Instant {
 const COLUMNS: &str =
     "id, next_retry_time, created_at, updated_at, lane, max_attempts, shard, method_name, params_json, task_key";
 
+/// How many rows of each shard make a batch.
+const EACH: usize = BATCH / SHARDS as usize + 1;
+/// What a claim reads.
+const READ: &str = "id, method_name, params_json, attempt_count, policy, task_key, created_at, deadline";
+
+/// Several rows a statement, for the databases that have no arrays: the same text for two drivers.
+macro_rules! insert_values {
+    ($tx:ident, $batch:ident, $ignore:literal) => {
+        let rows: Vec<usize> = (0..$batch.ids.len()).collect();
+        let hashes = $batch.hashes();
+        for rows in rows.chunks(512) {
+            if $batch.keyed() {
+                let sql = format!("{} INTO redrive_key (key_hash, task_id) VALUES {}", $ignore, marks(rows.len(), 2));
+                let keys = sqlx::query(AssertSqlSafe(sql));
+                let keys = rows.iter().fold(keys, |query, i| query.bind(&hashes[*i]).bind($batch.ids[*i]));
+                keys.execute(&mut *$tx).await?;
+            }
+            let sql = format!("INSERT INTO retry_task ({COLUMNS}) VALUES {}", marks(rows.len(), 10));
+            let tasks = rows.iter().fold(sqlx::query(AssertSqlSafe(sql)), |query, i| {
+                let query =
+                    query.bind($batch.ids[*i]).bind($batch.due).bind($batch.now).bind($batch.now).bind($batch.lane);
+                let query = query.bind(16).bind($batch.shards[*i]).bind(&$batch.method);
+                query.bind(&$batch.params[*i]).bind(&$batch.keys[*i])
+            });
+            tasks.execute(&mut *$tx).await?;
+        }
+    };
+}
+
 impl Raw {
     pub(super) async fn connect(url: &str) -> anyhow::Result<Self> {
         use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
@@ -126,180 +155,148 @@ impl Raw {
     }
 
     async fn insert_batch(&self, first: u64, n: usize, keyed: bool, delay: i64, method: &str) -> anyhow::Result<()> {
-        let now = redrive::Clock::system().now().as_millis();
-        let lane = Lane::of(method).0;
-        let base = if method == METHOD { 1 } else { 1_000_000_000_000 };
-        let rows = (first..first + n as u64).map(|i| {
-            let shard = i % u64::from(SHARDS);
-            (base + i as i64, shard as i64, i.to_string(), keyed.then(|| format!("bench-{i}")))
-        });
-        let hash =
-            |id: i64| (id as u128).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835).to_be_bytes().to_vec();
+        let batch = Batch::new(first, n, keyed, delay, method);
         match self {
-            Self::Postgres(pool) => {
-                let (mut ids, mut shards, mut params, mut keys) = (vec![], vec![], vec![], vec![]);
-                rows.for_each(|(id, shard, param, key)| {
-                    ids.push(id);
-                    shards.push(shard);
-                    params.push(param);
-                    keys.push(key);
-                });
-                let insert = format!(
-                    "INSERT INTO retry_task ({COLUMNS}) SELECT id, $5, $6, $6, $7, 16, shard, $8, params, key \
-                     FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[]) AS n(id, shard, params, key)"
-                );
-                if keyed {
-                    let hashes: Vec<Vec<u8>> = ids.iter().map(|id| hash(*id)).collect();
-                    let sql = format!(
-                        "WITH k AS (INSERT INTO redrive_key (key_hash, task_id) SELECT * FROM unnest($9::bytea[], $1::int8[]) \
-                         ON CONFLICT (key_hash) DO NOTHING RETURNING task_id) {insert} WHERE id IN (SELECT task_id FROM k)"
-                    );
-                    let query = sqlx::query(AssertSqlSafe(sql))
-                        .bind(ids)
-                        .bind(shards)
-                        .bind(params)
-                        .bind(keys)
-                        .bind(now + delay);
-                    query.bind(now).bind(lane).bind(method).bind(hashes).execute(pool).await?;
-                } else {
-                    let query = sqlx::query(AssertSqlSafe(insert))
-                        .bind(ids)
-                        .bind(shards)
-                        .bind(params)
-                        .bind(keys)
-                        .bind(now + delay);
-                    query.bind(now).bind(lane).bind(method).execute(pool).await?;
-                }
-            }
+            Self::Postgres(pool) => batch.insert_postgres(pool).await,
             Self::Sqlite(pool) => {
                 let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
-                let rows: Vec<_> = rows.collect();
-                for rows in rows.chunks(512) {
-                    if keyed {
-                        let sql = format!(
-                            "INSERT INTO redrive_key (key_hash, task_id) VALUES {} ON CONFLICT DO NOTHING",
-                            marks(rows.len(), 2)
-                        );
-                        let mut query = sqlx::query(AssertSqlSafe(sql));
-                        for (id, ..) in rows {
-                            query = query.bind(hash(*id)).bind(id);
-                        }
-                        query.execute(&mut *tx).await?;
-                    }
-                    let sql = format!("INSERT INTO retry_task ({COLUMNS}) VALUES {}", marks(rows.len(), 10));
-                    let mut query = sqlx::query(AssertSqlSafe(sql));
-                    for (id, shard, param, key) in rows {
-                        query = query.bind(id).bind(now + delay).bind(now).bind(now).bind(lane).bind(16).bind(shard);
-                        query = query.bind(method.to_owned()).bind(param).bind(key);
-                    }
-                    query.execute(&mut *tx).await?;
-                }
-                tx.commit().await?;
+                insert_values!(tx, batch, "INSERT OR IGNORE");
+                Ok(tx.commit().await?)
             }
             Self::MySql(pool) => {
                 let mut tx = pool.begin().await?;
-                let rows: Vec<_> = rows.collect();
-                for rows in rows.chunks(512) {
-                    if keyed {
-                        let sql = format!(
-                            "INSERT IGNORE INTO redrive_key (key_hash, task_id) VALUES {}",
-                            marks(rows.len(), 2)
-                        );
-                        let mut query = sqlx::query(AssertSqlSafe(sql));
-                        for (id, ..) in rows {
-                            query = query.bind(hash(*id)).bind(id);
-                        }
-                        query.execute(&mut *tx).await?;
-                    }
-                    let sql = format!("INSERT INTO retry_task ({COLUMNS}) VALUES {}", marks(rows.len(), 10));
-                    let mut query = sqlx::query(AssertSqlSafe(sql));
-                    for (id, shard, param, key) in rows {
-                        query = query.bind(id).bind(now + delay).bind(now).bind(now).bind(lane).bind(16).bind(shard);
-                        query = query.bind(method.to_owned()).bind(param).bind(key);
-                    }
-                    query.execute(&mut *tx).await?;
-                }
-                tx.commit().await?;
+                insert_values!(tx, batch, "INSERT IGNORE");
+                Ok(tx.commit().await?)
             }
         }
-        Ok(())
     }
 
     /// Claims a batch (scan by shard, update) and deletes it. How many there were.
     async fn take_batch(&self) -> anyhow::Result<u64> {
         let now = redrive::Clock::system().now().as_millis();
         let lane = Lane::of(METHOD).0;
-        let each = BATCH / usize::from(SHARDS) + 1;
-        let read = "id, method_name, params_json, attempt_count, policy, task_key, created_at, deadline";
-        match self {
-            Self::Postgres(pool) => {
-                let claim = format!(
-                    "UPDATE retry_task t SET status = 1, version = t.version + 1, locked_by = 1, locked_at = $2 FROM \
-                     (SELECT x.id FROM generate_series(0, 63) s CROSS JOIN LATERAL (SELECT id FROM retry_task WHERE lane = $1 AND shard = s \
-                      AND next_retry_time <= $2 AND status = 0 ORDER BY next_retry_time LIMIT {each}) x) d \
-                     WHERE t.id = d.id AND t.status = 0 RETURNING t.id, method_name, params_json, attempt_count, policy, task_key"
-                );
-                let rows = sqlx::query(AssertSqlSafe(claim)).bind(lane).bind(now).fetch_all(pool).await?;
-                let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
-                sqlx::query("DELETE FROM retry_task WHERE id = ANY($1) AND version = 1 AND locked_by = 1")
-                    .bind(&ids)
-                    .execute(pool)
-                    .await?;
-                Ok(ids.len() as u64)
-            }
-            Self::Sqlite(pool) => {
-                let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
-                let find = format!(
-                    "SELECT t.id FROM (WITH RECURSIVE s(s) AS (VALUES (0) UNION ALL SELECT s + 1 FROM s WHERE s < 63) SELECT s FROM s) s \
-                     CROSS JOIN retry_task t WHERE t.id IN (SELECT x.id FROM retry_task x WHERE x.lane = $1 AND x.shard = s.s \
-                     AND x.next_retry_time <= $2 AND x.status = 0 ORDER BY x.next_retry_time LIMIT {each})"
-                );
-                let ids: Vec<i64> = sqlx::query(AssertSqlSafe(find))
-                    .bind(lane)
-                    .bind(now)
-                    .fetch_all(&mut *tx)
-                    .await?
-                    .iter()
-                    .map(|r| r.get(0))
-                    .collect();
-                let list = serde_json::to_string(&ids)?;
-                let claim = format!(
-                    "UPDATE retry_task SET status = 1, version = version + 1, locked_by = 1, locked_at = $2 \
-                     WHERE id IN (SELECT value FROM json_each($1)) RETURNING {read}"
-                );
-                sqlx::query(AssertSqlSafe(claim)).bind(&list).bind(now).fetch_all(&mut *tx).await?;
-                tx.commit().await?;
-                sqlx::query("DELETE FROM retry_task WHERE id IN (SELECT value FROM json_each($1)) AND version = 1")
-                    .bind(&list)
-                    .execute(pool)
-                    .await?;
-                Ok(ids.len() as u64)
-            }
-            Self::MySql(pool) => {
-                let branch = format!(
-                    "(SELECT id FROM retry_task WHERE lane = {lane} AND shard = ? AND next_retry_time <= {now} AND status = 0 \
-                     ORDER BY next_retry_time LIMIT {each})"
-                );
-                let find = vec![&*branch; usize::from(SHARDS)].join(" UNION ALL ");
-                let query = (0..SHARDS)
-                    .fold(sqlx::query(AssertSqlSafe(find)).persistent(false), |query, shard| query.bind(shard));
-                let ids: Vec<i64> = query.fetch_all(pool).await?.iter().map(|r| r.get(0)).collect();
-                let list = serde_json::to_string(&ids)?;
-                let source = "JSON_TABLE(?, '$[*]' COLUMNS (id BIGINT PATH '$')) s STRAIGHT_JOIN retry_task t FORCE INDEX (PRIMARY) ON t.id = s.id";
-                let claim = format!(
-                    "UPDATE {source} SET t.status = 1, t.version = t.version + 1, t.locked_by = 1, t.locked_at = {now} WHERE t.status = 0"
-                );
-                sqlx::query(AssertSqlSafe(claim)).persistent(false).bind(&list).execute(pool).await?;
-                let select = format!("SELECT t.{} FROM {source} WHERE t.locked_by = 1", read.replace(", ", ", t."));
-                sqlx::query(AssertSqlSafe(select)).bind(&list).fetch_all(pool).await?;
-                sqlx::query(AssertSqlSafe(format!("DELETE t FROM {source} WHERE t.version = 1")))
-                    .bind(&list)
-                    .execute(pool)
-                    .await?;
-                Ok(ids.len() as u64)
-            }
+        let taken = match self {
+            Self::Postgres(pool) => take_postgres(pool, lane, now).await,
+            Self::Sqlite(pool) => take_sqlite(pool, lane, now).await,
+            Self::MySql(pool) => take_mysql(pool, lane, now).await,
+        };
+        Ok(taken? as u64)
+    }
+}
+
+/// Rows to be written.
+struct Batch {
+    ids: Vec<i64>,
+    shards: Vec<i64>,
+    params: Vec<String>,
+    keys: Vec<Option<String>>,
+    now: i64,
+    due: i64,
+    lane: i32,
+    method: String,
+}
+
+impl Batch {
+    fn new(first: u64, n: usize, keyed: bool, delay: i64, method: &str) -> Self {
+        let now = redrive::Clock::system().now().as_millis();
+        let base = if method == METHOD { 1 } else { 1_000_000_000_000 };
+        let all = first..first + n as u64;
+        Self {
+            ids: all.clone().map(|i| base + i as i64).collect(),
+            shards: all.clone().map(|i| (i % u64::from(SHARDS)) as i64).collect(),
+            params: all.clone().map(|i| i.to_string()).collect(),
+            keys: all.map(|i| keyed.then(|| format!("bench-{i}"))).collect(),
+            now,
+            due: now + delay,
+            lane: Lane::of(method).0,
+            method: method.to_owned(),
         }
     }
+
+    fn keyed(&self) -> bool {
+        self.keys.iter().all(Option::is_some)
+    }
+
+    /// Spread like a hash.
+    fn hashes(&self) -> Vec<Vec<u8>> {
+        let spread = |id: &i64| (*id as u128).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835);
+        self.ids.iter().map(|id| spread(id).to_be_bytes().to_vec()).collect()
+    }
+
+    async fn insert_postgres(&self, pool: &sqlx::PgPool) -> anyhow::Result<()> {
+        let insert = format!(
+            "INSERT INTO retry_task ({COLUMNS}) SELECT id, $5, $6, $6, $7, 16, shard, $8, params, key \
+             FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[]) AS n(id, shard, params, key)"
+        );
+        let keyed = format!(
+            "WITH k AS (INSERT INTO redrive_key (key_hash, task_id) SELECT * FROM unnest($9::bytea[], $1::int8[]) \
+             ON CONFLICT (key_hash) DO NOTHING RETURNING task_id) {insert} WHERE id IN (SELECT task_id FROM k)"
+        );
+        let query = sqlx::query(AssertSqlSafe(if self.keyed() { keyed } else { insert }));
+        let query = query.bind(&self.ids).bind(&self.shards).bind(&self.params).bind(&self.keys);
+        let query = query.bind(self.due).bind(self.now).bind(self.lane).bind(&self.method);
+        if self.keyed() { query.bind(self.hashes()).execute(pool) } else { query.execute(pool) }.await?;
+        Ok(())
+    }
+}
+
+async fn take_postgres(pool: &sqlx::PgPool, lane: i32, now: i64) -> anyhow::Result<usize> {
+    let claim = format!(
+        "UPDATE retry_task t SET status = 1, version = t.version + 1, locked_by = 1, locked_at = $2 FROM \
+         (SELECT x.id FROM generate_series(0, 63) s CROSS JOIN LATERAL (SELECT id FROM retry_task WHERE lane = $1 AND shard = s \
+          AND next_retry_time <= $2 AND status = 0 ORDER BY next_retry_time LIMIT {EACH}) x) d \
+         WHERE t.id = d.id AND t.status = 0 RETURNING t.{}",
+        READ.replace(", ", ", t.")
+    );
+    let rows = sqlx::query(AssertSqlSafe(claim)).bind(lane).bind(now).fetch_all(pool).await?;
+    let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+    let delete = "DELETE FROM retry_task WHERE id = ANY($1) AND version = 1 AND locked_by = 1";
+    sqlx::query(delete).bind(&ids).execute(pool).await?;
+    Ok(ids.len())
+}
+
+async fn take_sqlite(pool: &sqlx::SqlitePool, lane: i32, now: i64) -> anyhow::Result<usize> {
+    let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
+    let find = format!(
+        "SELECT t.id FROM (WITH RECURSIVE s(s) AS (VALUES (0) UNION ALL SELECT s + 1 FROM s WHERE s < 63) SELECT s FROM s) s \
+         CROSS JOIN retry_task t WHERE t.id IN (SELECT x.id FROM retry_task x WHERE x.lane = $1 AND x.shard = s.s \
+         AND x.next_retry_time <= $2 AND x.status = 0 ORDER BY x.next_retry_time LIMIT {EACH})"
+    );
+    let found = sqlx::query(AssertSqlSafe(find)).bind(lane).bind(now).fetch_all(&mut *tx).await?;
+    let ids: Vec<i64> = found.iter().map(|row| row.get(0)).collect();
+    let list = serde_json::to_string(&ids)?;
+    let claim = format!(
+        "UPDATE retry_task SET status = 1, version = version + 1, locked_by = 1, locked_at = $2 \
+         WHERE id IN (SELECT value FROM json_each($1)) RETURNING {READ}"
+    );
+    sqlx::query(AssertSqlSafe(claim)).bind(&list).bind(now).fetch_all(&mut *tx).await?;
+    tx.commit().await?;
+    let delete = "DELETE FROM retry_task WHERE id IN (SELECT value FROM json_each($1)) AND version = 1";
+    sqlx::query(delete).bind(&list).execute(pool).await?;
+    Ok(ids.len())
+}
+
+async fn take_mysql(pool: &sqlx::MySqlPool, lane: i32, now: i64) -> anyhow::Result<usize> {
+    let branch = format!(
+        "(SELECT id FROM retry_task WHERE lane = ? AND shard = ? AND next_retry_time <= ? AND status = 0 \
+         ORDER BY next_retry_time LIMIT {EACH})"
+    );
+    let find = vec![&*branch; usize::from(SHARDS)].join(" UNION ALL ");
+    let find = sqlx::query(AssertSqlSafe(find));
+    let found = (0..SHARDS).fold(find, |query, shard| query.bind(lane).bind(shard).bind(now)).fetch_all(pool).await?;
+    let ids: Vec<i64> = found.iter().map(|row| row.get(0)).collect();
+    let list = serde_json::to_string(&ids)?;
+    let source = "JSON_TABLE(?, '$[*]' COLUMNS (id BIGINT PATH '$')) s \
+                  STRAIGHT_JOIN retry_task t FORCE INDEX (PRIMARY) ON t.id = s.id";
+    let claim = format!(
+        "UPDATE {source} SET t.status = 1, t.version = t.version + 1, t.locked_by = 1, t.locked_at = ? WHERE t.status = 0"
+    );
+    sqlx::query(AssertSqlSafe(claim)).bind(&list).bind(now).execute(pool).await?;
+    let select = format!("SELECT t.{} FROM {source} WHERE t.locked_by = 1", READ.replace(", ", ", t."));
+    sqlx::query(AssertSqlSafe(select)).bind(&list).fetch_all(pool).await?;
+    let delete = format!("DELETE t FROM {source} WHERE t.version = 1");
+    sqlx::query(AssertSqlSafe(delete)).bind(&list).execute(pool).await?;
+    Ok(ids.len())
 }
 
 fn marks(rows: usize, columns: usize) -> String {
