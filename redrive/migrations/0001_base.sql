@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS {task} (
   postponements INT NOT NULL DEFAULT 0,
   crashes INT NOT NULL DEFAULT 0,
   wakes INT NOT NULL DEFAULT 0,
-  max_attempts INT,
+  max_attempts INT DEFAULT 16,
   shard SMALLINT NOT NULL,
   status SMALLINT NOT NULL DEFAULT 0,
   priority SMALLINT NOT NULL DEFAULT 0,

@@ -112,11 +112,7 @@ impl Tx {
 
     /// Commits it. If this fails with a lost connection, whether it was committed is not known.
     pub async fn commit(self) -> crate::Result<()> {
-        self.commit_raw().await.map_err(|e| database_error("committing", e))
-    }
-
-    pub(super) async fn commit_raw(self) -> sqlx::Result<()> {
-        each!(Tx, self, tx => tx.commit().await)
+        each!(Tx, self, tx => tx.commit().await).map_err(|e| database_error("committing", e))
     }
 
     /// Undoes it.

@@ -22,7 +22,7 @@ use crate::task::{KeyHash, NewTask, OnDuplicate, Task};
 use super::Store;
 use super::db::{Connection, Dialect, Value, database_error, fault, query};
 use super::pool::{Scope, Use, retrying};
-use super::row::{insert_rows, unnest, write_task, written_columns};
+use super::row::{insert_rows, needed_columns, unnest, unnest_tasks};
 use super::schema::TASK_TABLE;
 
 /// The answer to an enqueue: durable, under this id.
@@ -341,8 +341,15 @@ async fn insert_tasks(c: &mut Connection<'_>, tasks: &[&Task]) -> sqlx::Result<(
     if tasks.is_empty() {
         return Ok(());
     }
-    let rows = tasks.iter().map(|t| write_task(t)).collect();
-    insert_rows(c, TASK_TABLE, &written_columns(), rows, "", &[]).await.map(|_| ())
+    let columns = needed_columns(tasks);
+    let names: Vec<&str> = columns.iter().map(|c| c.name).collect();
+    if c.dialect() == Dialect::Postgres {
+        let (source, values) = unnest_tasks(tasks, &columns);
+        let sql = format!("INSERT INTO {TASK_TABLE} ({}) SELECT * FROM {source}", names.join(", "));
+        return c.execute(query(sql).bind_all(values)).await.map(|_| ());
+    }
+    let rows = tasks.iter().map(|t| columns.iter().map(|c| (c.value)(t)).collect()).collect();
+    insert_rows(c, TASK_TABLE, &names, rows, "", &[]).await.map(|_| ())
 }
 
 /// Keys and rows in one statement. Gives the ids of the tasks whose keys were taken.
@@ -352,22 +359,19 @@ async fn insert_postgres(
     keys: &[(KeyHash, TaskId)],
     now: Timestamp,
 ) -> sqlx::Result<HashSet<TaskId>> {
-    let mut rows = Vec::with_capacity(tasks.len());
-    for task in tasks {
-        let mut row = write_task(task);
-        row.push(Value::from(i64::from(task.key.is_some())));
-        rows.push(row);
-    }
-    let columns = written_columns().join(", ");
+    let columns = needed_columns(tasks);
+    let names = columns.iter().map(|c| c.name).collect::<Vec<_>>().join(", ");
     let (key_source, key_values) = unnest(keys.iter().map(|(hash, id)| vec![(*hash).into(), (*id).into()]).collect());
-    let (source, values) = unnest(rows);
+    let (source, values) = unnest_tasks(tasks, &columns);
+    // Rows without a key are written in any case. (The OR also keeps the planner from making a join of it, which, with
+    // hash joins off, would compare each with each.)
     let sql = format!(
         "WITH taken AS (
            INSERT INTO redrive_key (key_hash, task_id) SELECT * FROM {key_source}
            ON CONFLICT (key_hash) DO UPDATE SET task_id = excluded.task_id, expires_at = NULL WHERE redrive_key.expires_at <= ?
            RETURNING task_id)
-         INSERT INTO {TASK_TABLE} ({columns})
-         SELECT {columns} FROM {source} AS n({columns}, keyed) WHERE keyed = 0 OR id IN (SELECT task_id FROM taken)
+         INSERT INTO {TASK_TABLE} ({names})
+         SELECT {names} FROM {source} AS n({names}) WHERE task_key IS NULL OR id IN (SELECT task_id FROM taken)
          RETURNING id"
     );
     let rows = c.rows(query(sql).bind_all(key_values).bind(now).bind_all(values)).await?;

@@ -11,6 +11,7 @@
 
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sqlx::ConnectOptions as _;
@@ -66,6 +67,8 @@ pub(super) struct Pools {
     hosts: Vec<String>,
     /// Which of the hosts is used.
     host: AtomicUsize,
+    kept_first: Mutex<Option<Pooled>>,
+    kept_rest: Mutex<Option<Pooled>>,
     /// Held while looking for a host that accepts writes.
     failing_over: tokio::sync::Mutex<()>,
     shown: String,
@@ -110,6 +113,7 @@ impl<DB: sqlx::Database> Pair<DB> {
 }
 
 /// A connection out of a pool.
+#[derive(Debug)]
 pub(super) enum Pooled {
     #[cfg(feature = "sqlite")]
     Sqlite(PoolConnection<sqlx::Sqlite>),
@@ -140,28 +144,42 @@ pub(super) enum Scope {
 }
 
 /// A connection for one try of an operation.
-pub(super) enum Lease {
-    Plain(Pooled),
-    Tx(Tx),
+pub(super) struct Lease {
+    /// `None` only when it has been given back.
+    pooled: Option<Pooled>,
+    in_transaction: bool,
 }
 
 impl Lease {
-    pub(super) fn connection(&mut self) -> Connection<'_> {
-        match self {
-            Self::Plain(pooled) => pooled.connection(),
-            Self::Tx(tx) => tx.connection(),
-        }
+    pub(super) fn connection(&mut self) -> sqlx::Result<Connection<'_>> {
+        self.pooled.as_mut().map(Pooled::connection).ok_or(sqlx::Error::PoolClosed)
     }
 
-    /// Commits what succeeded; what failed is rolled back, and a connection that is lost is not used again.
-    pub(super) async fn finish<T>(self, result: sqlx::Result<T>) -> sqlx::Result<T> {
-        match (self, result) {
-            (Self::Tx(tx), Ok(value)) => tx.commit_raw().await.map(|()| value),
-            (Self::Plain(pooled), Err(e)) if loses_connection(&e) => {
-                pooled.discard();
+    /// Commits what succeeded, rolls back what failed.
+    async fn end<T>(&mut self, result: sqlx::Result<T>) -> sqlx::Result<T> {
+        if !self.in_transaction {
+            return result;
+        }
+        match result {
+            Ok(value) => {
+                self.connection()?.script("COMMIT".into()).await?;
+                self.in_transaction = false;
+                Ok(value)
+            }
+            Err(e) => {
+                // If even that fails, the connection is dropped, and with it the transaction.
+                self.in_transaction = self.connection()?.script("ROLLBACK".into()).await.is_err();
                 Err(e)
             }
-            (_, result) => result,
+        }
+    }
+}
+
+impl Drop for Lease {
+    /// Whoever waited for it is gone in the middle of a transaction: nobody may use this connection again.
+    fn drop(&mut self) {
+        if let (Some(pooled), true) = (self.pooled.take(), self.in_transaction) {
+            pooled.discard();
         }
     }
 }
@@ -180,12 +198,14 @@ macro_rules! retrying {
             let result = match pools.lease(wanted, $scope).await {
                 Err(e) => Err(e),
                 Ok(mut lease) => {
-                    let result: sqlx::Result<_> = {
-                        let mut connection = lease.connection();
-                        let $c = &mut connection;
-                        async { $body }.await
+                    let result: sqlx::Result<_> = match lease.connection() {
+                        Err(e) => Err(e),
+                        Ok(mut connection) => {
+                            let $c = &mut connection;
+                            async { $body }.await
+                        }
                     };
-                    lease.finish(result).await
+                    pools.give_back(lease, wanted, result).await
                 }
             };
             if let Some(result) = pools.passing(result, $doing.as_ref(), &mut tries).await {
@@ -221,7 +241,17 @@ impl Pools {
         let host = AtomicUsize::new(0);
         let failing_over = tokio::sync::Mutex::default();
         let whole = Secret(whole_url.to_owned());
-        let pools = Self { pools, url: whole, hosts: url.hosts, host, failing_over, shown: url.shown, options };
+        let pools = Self {
+            pools,
+            url: whole,
+            hosts: url.hosts,
+            host,
+            kept_first: Mutex::default(),
+            kept_rest: Mutex::default(),
+            failing_over,
+            shown: url.shown,
+            options,
+        };
         pools.check().await?;
         Ok(pools)
     }
@@ -256,6 +286,7 @@ impl Pools {
     }
 
     pub(super) async fn close(&self) {
+        drop((lock(&self.kept_first).take(), lock(&self.kept_rest).take()));
         each!(Kind, &self.pools, pair => {
             pair.first.close().await;
             pair.rest.close().await;
@@ -287,10 +318,45 @@ impl Pools {
 
     /// A connection, in a transaction if asked: for [`retrying`].
     pub(super) async fn lease(&self, wanted: Use, scope: Scope) -> sqlx::Result<Lease> {
-        match scope {
-            Scope::Statement => Ok(Lease::Plain(self.acquire(wanted).await?)),
-            Scope::Transaction => Ok(Lease::Tx(self.begin(wanted).await?)),
+        let kept = self.kept(wanted).and_then(|kept| lock(kept).take());
+        let pooled = match kept {
+            Some(pooled) => pooled,
+            None => self.acquire(wanted).await?,
+        };
+        let mut lease = Lease { pooled: Some(pooled), in_transaction: false };
+        if scope == Scope::Transaction {
+            lease.in_transaction = true;
+            let begin = if self.dialect() == Dialect::Sqlite { "BEGIN IMMEDIATE" } else { "START TRANSACTION" };
+            if let Err(e) = lease.connection()?.script(begin.into()).await {
+                lease.in_transaction = false;
+                return self.give_back(lease, wanted, Err(e)).await;
+            }
         }
+        Ok(lease)
+    }
+
+    /// Ends what was done on a connection, and keeps it for the next.
+    pub(super) async fn give_back<T>(&self, mut lease: Lease, wanted: Use, result: sqlx::Result<T>) -> sqlx::Result<T> {
+        let result = lease.end(result).await;
+        if lease.in_transaction {
+            return result; // dropping it discards it
+        }
+        let Some(pooled) = lease.pooled.take() else { return result };
+        if result.as_ref().is_err_and(loses_connection) {
+            pooled.discard();
+        } else if let Some(kept) = self.kept(wanted) {
+            lock(kept).get_or_insert(pooled);
+        }
+        result
+    }
+
+    /// Where a connection is kept between two uses. A pool tests each one that is returned to it, which costs a round trip
+    /// and a task; in a loop of flushes that is felt. Never the last one of a pool: someone may be waiting for it there.
+    fn kept(&self, wanted: Use) -> Option<&Mutex<Option<Pooled>>> {
+        let first = wanted == Use::Insert;
+        let connections = if first { insert_share(&self.options) } else { self.options.max_connections / 2 };
+        let may = self.dialect() != Dialect::Sqlite && connections > 1;
+        may.then_some(if first { &self.kept_first } else { &self.kept_rest })
     }
 
     pub(super) fn tries(&self, wanted: Use) -> Tries {
@@ -457,6 +523,10 @@ impl Pools {
         }
         self.acquire(Use::Write).await
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 async fn is_one(mut c: Connection<'_>, sql: &'static str) -> sqlx::Result<bool> {

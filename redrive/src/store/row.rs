@@ -52,60 +52,124 @@ pub(super) const COLUMNS: [&str; 35] = [
     "updated_by",
 ];
 
-/// The columns that are written: [`COLUMNS`] and the two that follow from them.
-pub(super) fn written_columns() -> Vec<&'static str> {
-    COLUMNS.iter().copied().chain(["shard", "backoff_strategy"]).collect()
-}
-
 /// `t.id, t.lane, …`
 pub(super) fn column_list(prefix: &str) -> String {
     COLUMNS.map(|c| format!("{prefix}{c}")).join(", ")
 }
 
+/// A column as it is written.
+#[derive(Clone, Copy)]
+pub(super) struct Column {
+    pub(super) name: &'static str,
+    /// With which others it is left out.
+    group: Group,
+    pub(super) value: for<'t> fn(&'t Task) -> Value<'t>,
+}
+
+/// Columns that a plain task has at their defaults. A batch in which all do leaves them out: fewer values to send, and as
+/// many statements as there are mixtures in practice, which is few.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Group {
+    Always,
+    Business,
+    Policy,
+    Errors,
+    Owner,
+    Rest,
+}
+
+impl Group {
+    fn is_needed(self, task: &Task) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Business => task.business.is_some(),
+            Self::Policy => !Arc::ptr_eq(&task.policy, &default_policy()),
+            Self::Errors => {
+                task.last_error.is_some()
+                    || task.first_failed_at.is_some()
+                    || task.attempts > 0
+                    || !task.history.is_empty()
+            }
+            Self::Owner => task.version != 0 || task.locked_by.is_some() || task.status == Status::Running,
+            Self::Rest => {
+                let counted = task.crashes > 0 || task.postponements > 0 || task.wakes > 0 || task.priority != 0;
+                let known = task.traceparent.is_some() || task.created_by.is_some() || task.updated_by.is_some();
+                let marked = task.stop != StopRequest::None || task.notified_at.is_some() || task.origin_id.is_some();
+                counted || known || marked || !task.dedup_for.is_zero()
+            }
+        }
+    }
+}
+
+/// Everything that is written of a task.
+const WRITTEN: [Column; 37] = {
+    use Group::{Always, Business, Errors, Owner, Policy, Rest};
+    const fn column(name: &'static str, group: Group, value: for<'t> fn(&'t Task) -> Value<'t>) -> Column {
+        Column { name, group, value }
+    }
+    [
+        column("id", Always, |t| t.id.into()),
+        column("lane", Always, |t| t.lane.into()),
+        column("shard", Always, |t| t.shard().into()),
+        column("method_name", Always, |t| t.method.as_str().into()),
+        column("params_json", Always, |t| t.params.as_str().into()),
+        column("task_key", Always, |t| t.key.as_deref().into()),
+        column("next_retry_time", Always, |t| t.due.into()),
+        column("created_at", Always, |t| t.created_at.into()),
+        column("updated_at", Always, |t| t.updated_at.into()),
+        column("business_type", Business, |t| t.business.as_ref().map(|b| b.kind.as_str()).into()),
+        column("business_id", Business, |t| t.business.as_ref().map(|b| b.id.as_str()).into()),
+        column("policy", Policy, |t| stored_policy(&t.policy).into()),
+        column("max_attempts", Policy, |t| t.policy.max_attempts.map(i64::from).into()),
+        column("max_retry_duration", Policy, |t| t.policy.max_duration.map(millis).into()),
+        column("deadline", Policy, |t| t.policy.deadline.into()),
+        column("backoff_strategy", Policy, |t| stored_backoff(&t.policy).into()),
+        column("attempt_count", Errors, |t| t.attempts.into()),
+        column("first_failed_at", Errors, |t| t.first_failed_at.into()),
+        column("last_error_kind", Errors, |t| t.last_error.as_ref().map(|e| e.kind.as_str()).into()),
+        column("last_error_msg", Errors, |t| t.last_error.as_ref().map(|e| e.message.as_str()).into()),
+        column("last_error_time", Errors, |t| t.last_error.as_ref().map(|e| e.at).into()),
+        column("history", Errors, |t| stored_history(t).into()),
+        column("status", Owner, |t| i64::from(t.status == Status::Running).into()),
+        column("version", Owner, |t| t.version.into()),
+        column("locked_by", Owner, |t| t.locked_by.map_or(0, |n| n.0).into()),
+        column("locked_at", Owner, |t| t.locked_at.map_or(0, Timestamp::as_millis).into()),
+        column("crashes", Rest, |t| t.crashes.into()),
+        column("postponements", Rest, |t| t.postponements.into()),
+        column("wakes", Rest, |t| t.wakes.into()),
+        column("priority", Rest, |t| i64::from(t.priority).into()),
+        column("dedup_for", Rest, |t| millis(t.dedup_for).into()),
+        column("cancel_requested", Rest, |t| (t.stop as i64).into()),
+        column("notified_at", Rest, |t| t.notified_at.into()),
+        column("traceparent", Rest, |t| t.traceparent.as_deref().into()),
+        column("origin_id", Rest, |t| t.origin_id.into()),
+        column("created_by", Rest, |t| t.created_by.as_deref().into()),
+        column("updated_by", Rest, |t| t.updated_by.as_deref().into()),
+    ]
+};
+
+/// The columns that these tasks need.
+pub(super) fn needed_columns(tasks: &[&Task]) -> Vec<Column> {
+    let needed = |c: &Column| tasks.iter().any(|task| c.group.is_needed(task));
+    let mut by_group: Vec<(Group, bool)> = Vec::new();
+    let mut is_needed = |c: &Column| match by_group.iter().find(|(group, _)| *group == c.group) {
+        Some((_, needed)) => *needed,
+        None => {
+            by_group.push((c.group, needed(c)));
+            needed(c)
+        }
+    };
+    WRITTEN.into_iter().filter(|c| is_needed(c)).collect()
+}
+
+/// Names and values of everything, for the tables that keep whole tasks.
+pub(super) fn written_columns() -> Vec<&'static str> {
+    WRITTEN.iter().map(|c| c.name).collect()
+}
+
 /// The values of [`written_columns`].
 pub(super) fn write_task(task: &Task) -> Vec<Value<'_>> {
-    let error = task.last_error.as_ref();
-    let mut values: Vec<Value<'_>> = Vec::with_capacity(COLUMNS.len() + 8); // and some for the tables with more
-    values.extend([
-        task.id.into(),
-        task.lane.into(),
-        Value::from(&*task.method),
-        Value::from(&*task.params),
-        task.key.as_deref().into(),
-        task.business.as_ref().map(|b| &*b.kind).into(),
-        task.business.as_ref().map(|b| &*b.id).into(),
-        Value::from(i64::from(task.status == Status::Running)),
-        stored_policy(&task.policy).into(),
-        task.policy.max_attempts.map(i64::from).into(),
-        task.policy.max_duration.map(millis).into(),
-        task.policy.deadline.into(),
-        task.attempts.into(),
-        task.crashes.into(),
-        task.postponements.into(),
-        task.wakes.into(),
-        task.due.into(),
-        Value::from(i64::from(task.priority)),
-        millis(task.dedup_for).into(),
-        task.created_at.into(),
-        task.updated_at.into(),
-        task.first_failed_at.into(),
-        error.map(|e| e.kind.as_str()).into(),
-        error.map(|e| &*e.message).into(),
-        error.map(|e| e.at).into(),
-        stored_history(task).into(),
-        task.version.into(),
-        Value::from(task.locked_by.map_or(0, |n| n.0)),
-        Value::from(task.locked_at.map_or(0, Timestamp::as_millis)),
-        Value::from(task.stop as i64),
-        task.notified_at.into(),
-        task.traceparent.as_deref().into(),
-        task.origin_id.into(),
-        task.created_by.as_deref().into(),
-        task.updated_by.as_deref().into(),
-        task.shard().into(),
-        stored_backoff(&task.policy).into(),
-    ]);
-    values
+    WRITTEN.iter().map(|c| (c.value)(task)).collect()
 }
 
 /// The columns in which a policy is stored, beside `max_attempts`, `max_retry_duration` and `deadline`.
@@ -289,17 +353,35 @@ pub(super) fn unnest<'q>(rows: Vec<Vec<Value<'q>>>) -> (String, Vec<Value<'q>>) 
         if columns.is_empty() {
             columns = row.iter().map(|value| empty_column(value, n)).collect();
         }
-        for (column, value) in columns.iter_mut().zip(row) {
-            match (column, value) {
-                (Value::Ints(column), Value::Int(v)) => column.push(v),
-                (Value::Texts(column), Value::Text(v)) => column.push(v),
-                (Value::Hashes(column), Value::Bytes(v)) => column.push(v),
-                _ => {} // all rows come from one function, so a column has one type
-            }
-        }
+        columns.iter_mut().zip(row).for_each(|(column, value)| push(column, value));
     }
     let types: Vec<_> = columns.iter().map(array_type).collect();
     (format!("unnest({})", types.join(", ")), columns)
+}
+
+/// Columns of tasks for PostgreSQL, built one by one.
+pub(super) fn unnest_tasks<'t>(tasks: &[&'t Task], columns: &[Column]) -> (String, Vec<Value<'t>>) {
+    let values: Vec<Value<'t>> =
+        columns.iter().map(|c| gather(tasks.iter().map(|t| (c.value)(t)), tasks.len())).collect();
+    let types: Vec<_> = values.iter().map(array_type).collect();
+    (format!("unnest({})", types.join(", ")), values)
+}
+
+/// Values of one type as a column of them.
+fn gather<'q>(values: impl Iterator<Item = Value<'q>>, n: usize) -> Value<'q> {
+    let mut values = values.peekable();
+    let mut column = values.peek().map_or(Value::Ints(Vec::new()), |like| empty_column(like, n));
+    values.for_each(|value| push(&mut column, value));
+    column
+}
+
+fn push<'q>(column: &mut Value<'q>, value: Value<'q>) {
+    match (column, value) {
+        (Value::Ints(column), Value::Int(v)) => column.push(v),
+        (Value::Texts(column), Value::Text(v)) => column.push(v),
+        (Value::Hashes(column), Value::Bytes(v)) => column.push(v),
+        _ => {} // all values of a column come from one function, so it has one type
+    }
 }
 
 fn empty_column<'q>(like: &Value<'q>, n: usize) -> Value<'q> {

@@ -363,12 +363,13 @@ pub(super) fn delete_query<'q>(dialect: Dialect, settles: &[&Settle], hold: Hold
     hold.bind_to(s.bind_to(query(sql)))
 }
 
-/// On PostgreSQL the keys go in the same statement.
+/// On PostgreSQL the keys go in the same statement. (`IS TRUE` keeps the planner from making a join of the IN, which, with
+/// hash joins off, would compare each with each.)
 fn delete_with_keys_query<'q>(settles: &[&Settle], hold: Hold, keys: &[(KeyHash, TaskId)]) -> Query<'q> {
     let hashes = Value::Hashes(keys.iter().map(|(hash, _)| Some(hash.0)).collect());
     let owners = Value::Ints(keys.iter().map(|(_, id)| Some(id.as_i64())).collect());
     let freed = "freed AS (DELETE FROM redrive_key k USING unnest(?::bytea[], ?::int8[]) AS f(key_hash, id)
-                   WHERE k.key_hash = f.key_hash AND k.task_id = f.id AND f.id IN (SELECT id FROM gone))";
+                   WHERE k.key_hash = f.key_hash AND k.task_id = f.id AND (f.id IN (SELECT id FROM gone)) IS TRUE)";
     let delete = delete_query(Dialect::Postgres, settles, hold).prefixed("WITH gone AS (");
     delete.followed_by(&format!("), {freed} SELECT id FROM gone")).bind(hashes).bind(owners)
 }
