@@ -19,7 +19,8 @@ use super::handler::{Context, Handler};
 /// The tasks that are ours.
 #[derive(Debug, Default)]
 pub(super) struct Running {
-    tasks: HashMap<TaskId, Held>,
+    /// With the version at which we hold them: a task that was settled can be ours again before that is noted here.
+    tasks: HashMap<TaskId, (i32, Held)>,
     /// Slots that are taken, by lane.
     lanes: HashMap<Lane, usize>,
 }
@@ -57,19 +58,22 @@ impl Running {
     }
 
     fn start(&mut self, task: Arc<Task>, cancel: CancellationToken) {
-        self.tasks.insert(task.id, Held::Executing { task, cancel, abort: None });
+        let (id, version) = (task.id, task.version);
+        self.tasks.insert(id, (version, Held::Executing { task, cancel, abort: None }));
     }
 
-    fn started(&mut self, id: TaskId, handle: AbortHandle) {
-        if let Some(Held::Executing { abort, .. }) = self.tasks.get_mut(&id) {
+    fn started(&mut self, id: TaskId, version: i32, handle: AbortHandle) {
+        if let Some((held, Held::Executing { abort, .. })) = self.tasks.get_mut(&id)
+            && *held == version
+        {
             *abort = Some(handle);
         }
     }
 
     /// From executing to settling. `false`: someone else has done that.
-    fn finish(&mut self, id: TaskId) -> bool {
+    fn finish(&mut self, id: TaskId, version: i32) -> bool {
         match self.tasks.get_mut(&id) {
-            Some(held @ Held::Executing { .. }) => {
+            Some((at, held @ Held::Executing { .. })) if *at == version => {
                 *held = Held::Settling;
                 true
             }
@@ -77,25 +81,27 @@ impl Running {
         }
     }
 
-    /// It is settled, or lost.
-    pub(super) fn remove(&mut self, id: TaskId) {
-        self.tasks.remove(&id);
+    /// What we held at this version is settled, or lost.
+    pub(super) fn remove(&mut self, id: TaskId, version: i32) {
+        if self.tasks.get(&id).is_some_and(|(held, _)| *held == version) {
+            self.tasks.remove(&id);
+        }
     }
 
     /// Tells a handler that its task is not wanted any more.
     pub(super) fn cancel(&self, id: TaskId) {
-        if let Some(Held::Executing { cancel, .. }) = self.tasks.get(&id) {
+        if let Some((_, Held::Executing { cancel, .. })) = self.tasks.get(&id) {
             cancel.cancel();
         }
     }
 
     /// The tasks whose handlers run.
     pub(super) fn executing(&self) -> Vec<TaskId> {
-        self.tasks.iter().filter(|(_, held)| matches!(held, Held::Executing { .. })).map(|(id, _)| *id).collect()
+        self.tasks.iter().filter(|(_, (_, held))| matches!(held, Held::Executing { .. })).map(|(id, _)| *id).collect()
     }
 
     pub(super) fn cancel_all(&self) {
-        for held in self.tasks.values() {
+        for (_, held) in self.tasks.values() {
             if let Held::Executing { cancel, .. } = held {
                 cancel.cancel();
             }
@@ -105,7 +111,7 @@ impl Running {
     /// Stops all handlers; the tasks that were executing, now settling.
     fn stop_all(&mut self) -> Vec<Arc<Task>> {
         let mut stopped = Vec::new();
-        for held in self.tasks.values_mut() {
+        for (_, held) in self.tasks.values_mut() {
             if let Held::Executing { task, cancel, abort } = held {
                 cancel.cancel();
                 abort.iter().for_each(AbortHandle::abort);
@@ -132,17 +138,17 @@ impl Shared {
             return self.finish(task, Outcome::GivenBack); // only methods that we handle are claimed
         };
         let attempt = attempt(handler, task.clone(), cancel);
-        let (shared, id) = (self.clone(), task.id);
+        let (shared, id, version) = (self.clone(), task.id, task.version);
         let running = tokio::spawn(async move {
             let outcome = attempt.await;
             shared.finish(task, outcome);
         });
-        self.running().started(id, running.abort_handle());
+        self.running().started(id, version, running.abort_handle());
     }
 
     /// An attempt has ended: its slot is free, and what becomes of it is to be written.
     fn finish(&self, task: Arc<Task>, outcome: Outcome) {
-        if !self.running().finish(task.id) {
+        if !self.running().finish(task.id, task.version) {
             return;
         }
         self.release(task.lane);

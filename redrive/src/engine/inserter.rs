@@ -113,13 +113,18 @@ async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>) {
     prepared.iter_mut().for_each(|p| offer(shared, &mut p.task));
     let written = shared.store.insert_prepared(prepared, Callers::Many, now).await;
     metrics::histogram!("redrive_insert_batch").record(written.len() as f64);
+    let mut others = false;
     for ((prepared, result), answer) in written.into_iter().zip(answers) {
         if result.as_ref().is_err_and(|e| e.fault() == Some(Fault::Busy)) {
             withdraw(shared, &prepared.task);
             tokio::spawn(insert_alone(shared.clone(), prepared, answer));
             continue;
         }
+        others |= result.is_ok() && prepared.task.due <= now && !shared.owns(prepared.task.lane, prepared.task.shard());
         _ = answer.send(accept(shared, prepared.task, result)); // a caller that is gone needs no answer
+    }
+    if others && let Err(e) = shared.store.wake_others().await {
+        tracing::debug!(error = %e, "other nodes could not be woken; their scans will find what is due");
     }
 }
 

@@ -244,6 +244,8 @@ impl Engine {
     /// Looks for due tasks now: after a commit of one's own.
     pub fn wake(&self) {
         self.0.wake.scanner.notify_one();
+        let shared = self.0.clone();
+        tokio::spawn(async move { shared.store.wake_others().await }); // what others own is theirs to find
     }
 
     /// Cancels a task: at once if it waits, after its attempt (unless that succeeds) if it runs.
@@ -326,6 +328,7 @@ impl Shared {
         services.spawn(claimer::run(self.clone()));
         services.spawn(node::run(self.clone()));
         services.spawn(node::run_lapse(self.clone()));
+        services.spawn(scanner::run_listener(self.clone()));
         Ok(())
     }
 

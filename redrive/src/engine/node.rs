@@ -123,6 +123,9 @@ impl Shared {
         if nodes.iter().any(|n| n.number == me && n.dead) {
             self.me.revoke();
             self.drop_all();
+            if self.stopping.is_cancelled() {
+                return; // retired by ourselves, or fenced on our way out: no new number
+            }
             if let Err(e) = self.join().await {
                 tracing::warn!(error = %e, "taking a new number failed; trying again");
             }
@@ -199,12 +202,8 @@ impl Shared {
         };
         if tokio::time::timeout(self.config.grace, written).await.is_err() {
             tracing::error!("outcomes could not be written before the stop; other nodes will take these tasks over");
-        } else if let Ok(nodes) = self.store.nodes().await {
-            // Nothing is ours any more: so that nobody has to wait for our silence.
-            let me = nodes.iter().find(|n| n.number == self.me.number());
-            if let Some(me) = me {
-                _ = self.store.fence(me.number, me.beat).await;
-            }
+        } else if let Err(e) = self.store.retire(self.me.number()).await {
+            tracing::warn!(error = %e, "the others could not be told that this node is gone; they will notice");
         }
         self.ended.store(true, Ordering::Release);
         self.wake.beat.notify_one();

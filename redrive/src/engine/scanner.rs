@@ -65,6 +65,32 @@ pub(super) async fn run(shared: Arc<Shared>) {
     }
 }
 
+/// Hears other processes' wake-ups, where the database has them, and lets the scanner look.
+pub(super) async fn run_listener(shared: Arc<Shared>) {
+    while !shared.stopping.is_cancelled() {
+        let listening = async {
+            let Some(mut listener) = shared.store.listen().await? else {
+                shared.stopping.cancelled().await;
+                return Ok(());
+            };
+            loop {
+                listener.next().await?;
+                shared.wake.scanner.notify_one();
+            }
+        };
+        tokio::select! {
+            () = shared.stopping.cancelled() => return,
+            heard = listening => {
+                let heard: Result<()> = heard;
+                if let Err(e) = heard {
+                    tracing::debug!(error = %e, "not listening for wake-ups; trying again");
+                    pause(shared.config.scan_interval).await;
+                }
+            }
+        }
+    }
+}
+
 impl Scanner {
     /// One look. `true`: there is more than it could bring.
     async fn run_once(&mut self, shared: &Shared, now: Timestamp) -> Result<bool> {

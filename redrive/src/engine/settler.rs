@@ -101,7 +101,7 @@ fn random(task: &Task) -> f64 {
 /// `false`: it failed and the outcomes are back in the queue.
 async fn flush(shared: &Arc<Shared>, settles: Vec<Settle>, now: Timestamp) -> bool {
     metrics::histogram!("redrive_settle_batch").record(settles.len() as f64);
-    match shared.store.settle(settles.clone(), now).await {
+    match shared.store.settle(&settles, now).await {
         Ok(results) => {
             settles.into_iter().zip(results).for_each(|(s, result)| settled(shared, &s, result));
             true
@@ -120,7 +120,7 @@ async fn flush(shared: &Arc<Shared>, settles: Vec<Settle>, now: Timestamp) -> bo
             // It stays ours in the database, and the sweep gives it back.
             settles.iter().for_each(|s| {
                 tracing::error!(task = %s.task.id, error = %e, "the outcome of a task cannot be written");
-                shared.running().remove(s.task.id);
+                shared.running().remove(s.task.id, s.task.version);
             });
             true
         }
@@ -128,7 +128,7 @@ async fn flush(shared: &Arc<Shared>, settles: Vec<Settle>, now: Timestamp) -> bo
 }
 
 fn settled(shared: &Shared, s: &Settle, result: Settled) {
-    shared.running().remove(s.task.id);
+    shared.running().remove(s.task.id, s.task.version);
     match result {
         Settled::Lost => metrics::counter!("redrive_lost").increment(1),
         Settled::Went(To::Done) => metrics::counter!("redrive_done").increment(1),

@@ -96,7 +96,7 @@ impl Store {
     async fn expire(&self, tasks: &[Task], now: Timestamp) -> Result<()> {
         let ends = tasks.iter().filter_map(|task| Some(Settle::new(task.clone(), give_up(task, spent(task, now)?))));
         let ends: Vec<_> = ends.collect();
-        if ends.is_empty() { Ok(()) } else { self.settle(ends, now).await.map(|_| ()) }
+        if ends.is_empty() { Ok(()) } else { self.settle(&ends, now).await.map(|_| ()) }
     }
 }
 

@@ -13,6 +13,7 @@
 //! | `settle` | ending attempts, rescuing what dead nodes held |
 //! | `task`, `dead`, `archive` | looking at tasks and what people do to them |
 //! | `node`, `lock` | nodes, fences, named locks |
+//! | `wake` | wake-ups between processes |
 //! | `explain` | the plans of the hot statements |
 
 mod archive;
@@ -29,6 +30,7 @@ mod schema;
 mod settle;
 mod task;
 mod url;
+mod wake;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

@@ -2,8 +2,9 @@
 //!
 //! *State.* `redrive_node(number, beat, dead)`. A number is given out once and never again. `beat` is a counter.
 //!
-//! *Invariants.* Only the node itself moves its beat, and only while `dead` is 0. Only a compare-and-set on
-//! (number, beat, dead = 0) fences it: whoever fences has watched that very beat stand still. `dead` never goes back.
+//! *Invariants.* Only the node itself moves its beat, and only while `dead` is 0. Others fence it
+//! only by a compare-and-set on (number, beat, dead = 0): whoever does has watched that very beat stand still. `dead` never
+//! goes back.
 
 use crate::clock::Timestamp;
 use crate::error::Result;
@@ -124,6 +125,16 @@ impl Store {
             c.execute(query("UPDATE redrive_node SET leaving = 1 WHERE number = ? AND dead = 0").bind(node)).await
         })
         .map(|_| ())
+    }
+
+    /// A node says of itself that it is gone and holds nothing: nobody has to wait for its silence.
+    pub async fn retire(&self, node: NodeNumber) -> Result<()> {
+        let doing = format!("retiring node {node}");
+        retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
+            c.execute(query("UPDATE redrive_node SET dead = 1 WHERE number = ? AND dead = 0").bind(node))
+                .await
+                .map(|_| ())
+        })
     }
 
     /// Declares a node dead, if its beat still is the one that was watched. `false`: it moved, or was fenced already.

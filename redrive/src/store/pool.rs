@@ -293,6 +293,16 @@ impl Pools {
         });
     }
 
+    /// The pool for everything but inserts, if this is PostgreSQL.
+    #[cfg(feature = "postgres")]
+    pub(super) fn postgres(&self) -> Option<&sqlx::PgPool> {
+        match &self.pools {
+            Kind::Postgres(pair) => Some(&pair.rest),
+            #[allow(unreachable_patterns, reason = "reachable with another database's cargo feature")]
+            _ => None,
+        }
+    }
+
     async fn acquire(&self, wanted: Use) -> sqlx::Result<Pooled> {
         Ok(match &self.pools {
             #[cfg(feature = "sqlite")]

@@ -108,7 +108,7 @@ impl Hold {
 
 impl Store {
     /// Ends attempts. The results are in the order of the settles.
-    pub async fn settle(&self, settles: Vec<Settle>, now: Timestamp) -> Result<Vec<Settled>> {
+    pub async fn settle(&self, settles: &[Settle], now: Timestamp) -> Result<Vec<Settled>> {
         let mut by_hold: HashMap<Hold, Vec<usize>> = HashMap::new();
         for (i, s) in settles.iter().enumerate() {
             let hold = match (s.task.status, s.task.locked_by) {

@@ -15,6 +15,7 @@ stores!(
     a_node_that_was_declared_dead_goes_on_under_a_new_number,
     nodes_leave_each_others_methods_alone,
     a_claim_that_was_lost_is_given_back,
+    a_task_for_another_node_runs_soon,
 );
 
 fn config(name: &str) -> EngineConfig {
@@ -77,7 +78,8 @@ async fn what_a_dead_node_held_is_done_by_another(db: Db) {
     a.stop().await;
     assert!(calls.try_recv().is_err());
     assert_eq!(db.count("retry_task").await, 0);
-    assert!(db.store.nodes().await.unwrap().iter().all(|n| n.dead), "and the one that stopped says so itself");
+    let nodes = db.store.nodes().await.unwrap();
+    assert!(nodes.iter().all(|n| n.dead), "and the one that stopped says so itself: {nodes:?}");
 }
 
 async fn a_node_that_was_declared_dead_goes_on_under_a_new_number(db: Db) {
@@ -124,4 +126,27 @@ async fn a_claim_that_was_lost_is_given_back(db: Db) {
     assert_eq!(calls.recv().await, Some(("a", 3)));
     a.stop().await;
     assert_eq!(db.count("retry_task").await, 0);
+}
+
+/// Enqueued on a node that does not handle it. On PostgreSQL the other is woken; elsewhere its scan finds it.
+async fn a_task_for_another_node_runs_soon(db: Db) {
+    let (done, mut calls) = mpsc::unbounded_channel();
+    let idle = node(&db, "idle", "other", &done).await;
+    let done = done.clone();
+    let handler = move |_: Context, n: u64| {
+        _ = done.send(("busy", n));
+        std::future::ready(Ok::<(), Verdict>(()))
+    };
+    let mut patient = config("busy");
+    if db.kind == crate::harness::Kind::Postgres {
+        patient.scan_interval = Duration::from_secs(600); // only a wake-up can be quicker than the test's own patience
+        patient.sweep_interval = Duration::from_secs(600);
+    }
+    let busy = Engine::builder(db.another().await).config(patient).register("m", handler).start().await.unwrap();
+    for n in 0..20 {
+        idle.enqueue(new(n)).await.unwrap();
+        assert_eq!(calls.recv().await, Some(("busy", n)));
+    }
+    idle.stop().await;
+    busy.stop().await;
 }

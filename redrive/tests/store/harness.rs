@@ -224,5 +224,5 @@ pub fn timeout() -> Outcome {
 
 pub async fn end(store: &Store, task: &Task, outcome: Outcome, now: Timestamp) -> Settled {
     let change = settle(task, &outcome, now, 0.0);
-    store.settle(vec![Settle::new(task.clone(), change)], now).await.unwrap()[0]
+    store.settle(&[Settle::new(task.clone(), change)], now).await.unwrap()[0]
 }

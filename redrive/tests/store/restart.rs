@@ -277,7 +277,7 @@ impl<T: Fn(Note) + Send + Sync> Worker<T> {
         };
         let settles: Vec<Settle> = tasks.into_iter().enumerate().map(changed).collect();
         let wanted: Vec<Settled> = settles.iter().map(|s| Settled::Went(s.change.to)).collect();
-        assert_eq!(self.store.settle(settles, NOW).await?, wanted, "nobody else has these tasks");
+        assert_eq!(self.store.settle(&settles, NOW).await?, wanted, "nobody else has these tasks");
         Ok(())
     }
 }

@@ -41,7 +41,7 @@ async fn done_may_be_kept_with_its_result(db: Db) {
     let (task, _) = claimed(&db.store, new(1)).await;
     let mut done = Settle::new(task.clone(), settle(&task, &Outcome::Done, NOW, 0.0));
     done.keep = Some(Kept { result: Some(r#"{"code":200}"#.into()) });
-    assert_eq!(db.store.settle(vec![done], later(3)).await.unwrap(), [Settled::Went(To::Done)]);
+    assert_eq!(db.store.settle(&[done], later(3)).await.unwrap(), [Settled::Went(To::Done)]);
     let kept = db.store.archive(&Default::default(), 10).await.unwrap().pop().unwrap();
     assert_eq!(
         (kept.ended_as, kept.ended_at, kept.result.as_deref()),
@@ -79,7 +79,7 @@ async fn the_row_is_what_the_pure_function_says(db: Db) {
         let change = settle(&task, &outcome, now, 0.25);
         let expected = task.after(&change, now);
         assert_eq!(
-            db.store.settle(vec![Settle::new(task.clone(), change.clone())], now).await.unwrap(),
+            db.store.settle(&[Settle::new(task.clone(), change.clone())], now).await.unwrap(),
             [Settled::Went(change.to)]
         );
         assert_eq!(db.store.get(task.id).await.unwrap().unwrap(), expected);
@@ -157,10 +157,10 @@ async fn follow_ups_are_written_with_the_end(db: Db) {
     let (task, _) = claimed(&db.store, new(1)).await;
     let mut done = Settle::new(task.clone(), settle(&task, &Outcome::Done, NOW, 0.0));
     done.follow_ups = vec![NewTask::new("on_success", &"paid").unwrap().key(format!("on_success:{}", task.id))];
-    assert_eq!(db.store.settle(vec![done.clone()], NOW).await.unwrap(), [Settled::Went(To::Done)]);
+    assert_eq!(db.store.settle(&[done.clone()], NOW).await.unwrap(), [Settled::Went(To::Done)]);
     let left = db.store.list(&Default::default(), 10).await.unwrap();
     assert_eq!(left.iter().map(|t| &*t.method).collect::<Vec<_>>(), ["on_success"]);
-    assert_eq!(db.store.settle(vec![done], NOW).await.unwrap(), [Settled::Lost]);
+    assert_eq!(db.store.settle(&[done], NOW).await.unwrap(), [Settled::Lost]);
     assert_eq!(db.count("retry_task").await, 1, "not with a settle that was lost");
 }
 
@@ -179,7 +179,7 @@ async fn a_mixed_batch_is_settled_row_by_row(db: Db) {
         change(&stale, Outcome::Done),
         change(&tasks[5], Outcome::Done),
     ];
-    let went = db.store.settle(batch, NOW).await.unwrap();
+    let went = db.store.settle(&batch, NOW).await.unwrap();
     assert_eq!(went[0], Settled::Went(To::Done));
     assert!(matches!(went[1], Settled::Went(To::Pending { .. })));
     assert_eq!(went[2], Settled::Went(To::Dead(DeadReason::Rejected)));
@@ -197,8 +197,8 @@ async fn a_large_batch_is_settled_in_few_statements(db: Db) {
     let tasks = claim_all(&db.store, node, NOW).await.tasks;
     assert_eq!(tasks.len(), 2_500);
     let outcome = |t: &Task| if t.id.as_i64() % 2 == 0 { Outcome::Done } else { timeout() };
-    let batch = tasks.iter().map(|t| Settle::new(t.clone(), settle(t, &outcome(t), NOW, 0.0))).collect();
-    assert!(db.store.settle(batch, NOW).await.unwrap().iter().all(|s| *s != Settled::Lost));
+    let batch: Vec<_> = tasks.iter().map(|t| Settle::new(t.clone(), settle(t, &outcome(t), NOW, 0.0))).collect();
+    assert!(db.store.settle(&batch, NOW).await.unwrap().iter().all(|s| *s != Settled::Lost));
     let left = tasks.iter().filter(|t| t.id.as_i64() % 2 != 0).count() as i64;
     assert_eq!((db.count("retry_task").await, db.count("redrive_key").await), (left, left));
 }
