@@ -29,6 +29,7 @@ mod duration;
 mod engine;
 mod error;
 mod id;
+mod new_task;
 mod policy;
 mod settle;
 pub mod store;
@@ -41,11 +42,12 @@ pub use clock::{Clock, Timestamp};
 pub use engine::{Builder, Context, Engine, EngineConfig, MethodOptions, Stats, Verdict};
 pub use error::{DatabaseError, Error, Problems, Result};
 pub use id::{SHARDS, TaskId};
+pub use new_task::{Key, NewTask, OnDuplicate};
 pub use policy::{Notify, OnCrash, OnExhausted, Policy, RetryStrategy};
 pub use redrive_macros::ErrorKind;
 pub use settle::{Change, DeadReason, Outcome, To, give_up, settle, spent};
 pub use store::{Enqueued, Store, StoreOptions};
-pub use task::{Attempt, Business, Key, Lane, LastError, NewTask, NodeNumber, OnDuplicate, Status, StopRequest, Task};
+pub use task::{Attempt, Business, Lane, LastError, NodeNumber, Status, StopRequest, Task};
 
 // The README's example, and those of the guides, run as tests.
 #[cfg(doctest)]

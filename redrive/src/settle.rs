@@ -275,8 +275,8 @@ mod tests {
 
     use super::*;
     use crate::backoff::{Backoff, Jitter};
+    use crate::new_task::NewTask;
     use crate::policy::Policy;
-    use crate::task::NewTask;
     use crate::testing::task;
 
     const MINUTE: Duration = Duration::from_secs(60);

@@ -2,7 +2,8 @@
 
 use crate::clock::Timestamp;
 use crate::id::IdMaker;
-use crate::task::{NewTask, Task, limits};
+use crate::new_task::NewTask;
+use crate::task::{Task, limits};
 
 /// The row that a [`NewTask`] would become, without a database: at a fixed time, with the first id.
 ///

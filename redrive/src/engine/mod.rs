@@ -44,9 +44,10 @@ use crate::clock::Clock;
 use crate::cluster::Membership;
 use crate::error::{Error, Result};
 use crate::id::TaskId;
+use crate::new_task::NewTask;
 use crate::policy::Policy;
 use crate::store::{Cancelled, Connection, Due, Enqueued, Store, TaskFilter, Tx};
-use crate::task::{Lane, NewTask, Task};
+use crate::task::{Lane, Task};
 
 pub use config::EngineConfig;
 pub use handler::{Context, MethodOptions, Verdict};

@@ -10,7 +10,8 @@ use crate::task::Task;
 
 use super::Store;
 use super::db::{Connection, Row, Value};
-use super::pool::{Scope, Use, retrying};
+use super::pool::Use;
+use super::retry::{Scope, retrying};
 use super::row::{column_list, insert_rows, read_columns, time, write_task, written_columns};
 use super::task::TaskFilter;
 

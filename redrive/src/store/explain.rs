@@ -4,13 +4,15 @@
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::id::SHARDS;
+use crate::new_task::NewTask;
 use crate::settle::{Outcome, settle};
-use crate::task::{Lane, NewTask, NodeNumber};
+use crate::task::{Lane, NodeNumber};
 
 use super::Store;
 use super::db::{Connection, Dialect, Query};
 use super::hot::{Claim, Due, Slice, Wanted, slices_query};
-use super::pool::{Scope, Use, retrying};
+use super::pool::Use;
+use super::retry::{Scope, retrying};
 use super::row::column_list;
 use super::settle::{Hold, ORPHANED, Settle, delete_query, put_back_query, survivors_query};
 use super::task::{TaskFilter, get_query};

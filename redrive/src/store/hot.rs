@@ -20,7 +20,8 @@ use crate::task::{Lane, NodeNumber, Task};
 
 use super::Store;
 use super::db::{Connection, Dialect, Query, Row, Value, query};
-use super::pool::{Scope, Use, retrying};
+use super::pool::Use;
+use super::retry::{Scope, retrying};
 use super::row::{Listed, SAME, column_list, joined, narrow, read_task};
 use super::schema::TASK_TABLE;
 use super::settle::Settle;

@@ -17,11 +17,14 @@ use serde::Serialize;
 use crate::clock::Timestamp;
 use crate::error::{Error, Fault, Result};
 use crate::id::{IdMaker, TaskId};
-use crate::task::{KeyHash, NewTask, OnDuplicate, Task};
+use crate::new_task::{NewTask, OnDuplicate};
+use crate::task::{KeyHash, Task};
 
 use super::Store;
-use super::db::{Connection, Dialect, Value, database_error, fault, query};
-use super::pool::{Scope, Use, retrying};
+use super::db::{Connection, Dialect, database_error, fault, query};
+use super::key::{key_owners, lost_keys};
+use super::pool::Use;
+use super::retry::{Scope, retrying};
 use super::row::{insert_rows, needed_columns, unnest, unnest_tasks};
 use super::schema::TASK_TABLE;
 
@@ -380,61 +383,6 @@ async fn insert_postgres(
         lost.remove(&TaskId::from_i64(row.int()?));
     }
     Ok(lost)
-}
-
-/// Takes the keys that are free, or whose time is up. Gives the ids of the tasks whose keys were not.
-async fn lost_keys(
-    c: &mut Connection<'_>,
-    keys: &[(KeyHash, TaskId)],
-    now: Timestamp,
-) -> sqlx::Result<HashSet<TaskId>> {
-    let rows = keys.iter().map(|(hash, id)| vec![(*hash).into(), (*id).into()]).collect();
-    let columns = ["key_hash", "task_id"];
-    let mut lost: HashSet<TaskId> = keys.iter().map(|(_, id)| *id).collect();
-    if c.dialect() == Dialect::Sqlite {
-        let conflict = "ON CONFLICT (key_hash) DO UPDATE SET task_id = excluded.task_id, expires_at = NULL \
-                        WHERE redrive_key.expires_at <= ? RETURNING task_id";
-        for row in insert_rows(c, "redrive_key", &columns, rows, conflict, &[now.into()]).await? {
-            lost.remove(&TaskId::from_i64(row.int()?));
-        }
-        return Ok(lost);
-    }
-    // MySQL returns nothing: the rows, which are locked now, say who has the keys.
-    let conflict = "ON DUPLICATE KEY UPDATE task_id = IF(expires_at <= ?, VALUES(task_id), task_id), \
-                    expires_at = IF(expires_at <= ?, NULL, expires_at)";
-    insert_rows(c, "redrive_key", &columns, rows, conflict, &[now.into(), now.into()]).await?;
-    let hashes: Vec<KeyHash> = keys.iter().map(|(hash, _)| *hash).collect();
-    let owners = key_owners(c, &hashes).await?;
-    keys.iter().filter(|(hash, id)| owners.get(hash) == Some(id)).for_each(|(_, id)| _ = lost.remove(id));
-    Ok(lost)
-}
-
-/// Who has these keys now.
-async fn key_owners(c: &mut Connection<'_>, hashes: &[KeyHash]) -> sqlx::Result<HashMap<KeyHash, TaskId>> {
-    let mut owners = HashMap::new();
-    for hashes in hashes.chunks(512) {
-        let rows = match c.dialect() {
-            Dialect::Postgres => {
-                let all = Value::Hashes(hashes.iter().map(|h| Some(h.0)).collect());
-                c.rows(query("SELECT key_hash, task_id FROM redrive_key WHERE key_hash = ANY(?)").bind(all)).await?
-            }
-            dialect => {
-                // Filled up to a power of two with the last one, so that few different statements are prepared.
-                let n = hashes.len().next_power_of_two();
-                let marks = vec!["?"; n].join(", ");
-                // A caller's transaction may read from an old snapshot; a locking read sees what is committed.
-                let lock = if dialect == Dialect::MySql { "LOCK IN SHARE MODE" } else { "" };
-                let sql = format!("SELECT key_hash, task_id FROM redrive_key WHERE key_hash IN ({marks}) {lock}");
-                let fill = hashes.last().into_iter().cycle().take(n - hashes.len());
-                c.rows(query(sql).bind_all(hashes.iter().chain(fill).copied())).await?
-            }
-        };
-        for row in rows {
-            let mut columns = row.columns();
-            owners.insert(KeyHash(columns.hash()?), TaskId::from_i64(columns.int()?));
-        }
-    }
-    Ok(owners)
 }
 
 /// Tasks that follow from the end of another, inside its transaction. One that exists already is left as it is.

@@ -8,7 +8,8 @@ use crate::error::Result;
 
 use super::Store;
 use super::db::{Dialect, query};
-use super::pool::{Scope, Use, retrying};
+use super::pool::Use;
+use super::retry::{Scope, retrying};
 
 /// A lock that is held.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,9 +6,9 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `db`, `pool`, `url`, `schema` | the three databases, connections and repetition, migrations |
+//! | `db`, `connect`, `pool`, `retry`, `url`, `schema` | the three databases, connections and repetition, migrations |
 //! | `row` | tasks as rows, many rows in one statement |
-//! | `insert` | writing tasks down, each key once |
+//! | `insert`, `key` | writing tasks down, each key once |
 //! | `hot` | finding what is due, claiming it |
 //! | `settle` | ending attempts, rescuing what dead nodes held |
 //! | `task`, `dead`, `archive` | looking at tasks and what people do to them |
@@ -17,14 +17,17 @@
 //! | `explain` | the plans of the hot statements |
 
 mod archive;
+mod connect;
 mod db;
 mod dead;
 mod explain;
 mod hot;
 mod insert;
+mod key;
 mod lock;
 mod node;
 mod pool;
+mod retry;
 mod row;
 mod schema;
 mod settle;
@@ -51,7 +54,8 @@ pub use pool::StoreOptions;
 pub use settle::{Kept, Settle, Settled};
 pub use task::{Cancelled, TaskFilter};
 
-use pool::{Pools, Scope, Use, retrying};
+use pool::{Pools, Use};
+use retry::{Scope, retrying};
 
 /// Tasks, dead letters, nodes and locks in a database. Cheap to clone.
 ///

@@ -12,7 +12,8 @@ use crate::task::NodeNumber;
 
 use super::Store;
 use super::db::{Connection, Dialect, query};
-use super::pool::{Pools, Scope, Use, retrying};
+use super::pool::{Pools, Use};
+use super::retry::{Scope, retrying};
 
 /// What a node says of itself when it registers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

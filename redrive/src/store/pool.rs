@@ -15,12 +15,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sqlx::ConnectOptions as _;
-use sqlx::pool::{PoolConnection, PoolOptions};
+use sqlx::pool::PoolConnection;
 
-use crate::clock::{Stopwatch, pause};
+use crate::clock::Stopwatch;
 use crate::error::{Error, Fault, Result};
 
+use super::connect::{insert_share, is_memory};
 use super::db::{Connection, Dialect, Tx, database_error, each, fault, query};
+use super::retry::{Lease, Scope, Tries};
 use super::url::Url;
 
 /// How a store is opened.
@@ -96,9 +98,9 @@ enum Kind {
 
 /// Two pools: on SQLite the one writer, and readers; elsewhere inserts, and everything else.
 #[derive(Debug)]
-struct Pair<DB: sqlx::Database> {
-    first: sqlx::Pool<DB>,
-    rest: sqlx::Pool<DB>,
+pub(super) struct Pair<DB: sqlx::Database> {
+    pub(super) first: sqlx::Pool<DB>,
+    pub(super) rest: sqlx::Pool<DB>,
 }
 
 impl<DB: sqlx::Database> Pair<DB> {
@@ -124,97 +126,15 @@ pub(super) enum Pooled {
 }
 
 impl Pooled {
-    fn connection(&mut self) -> Connection<'_> {
+    pub(super) fn connection(&mut self) -> Connection<'_> {
         each!(Pooled, self, c => Connection::from(&mut **c))
     }
 
     /// Gives it up instead of returning it: its database is gone or takes no writes any more.
-    fn discard(self) {
+    pub(super) fn discard(self) {
         each!(Pooled, self, c => drop(c.detach()));
     }
 }
-
-/// How far an operation reaches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scope {
-    /// One statement that writes, at the most: it commits by itself.
-    Statement,
-    /// Several, together.
-    Transaction,
-}
-
-/// A connection for one try of an operation.
-pub(super) struct Lease {
-    /// `None` only when it has been given back.
-    pooled: Option<Pooled>,
-    in_transaction: bool,
-}
-
-impl Lease {
-    pub(super) fn connection(&mut self) -> sqlx::Result<Connection<'_>> {
-        self.pooled.as_mut().map(Pooled::connection).ok_or(sqlx::Error::PoolClosed)
-    }
-
-    /// Commits what succeeded, rolls back what failed.
-    async fn end<T>(&mut self, result: sqlx::Result<T>) -> sqlx::Result<T> {
-        if !self.in_transaction {
-            return result;
-        }
-        match result {
-            Ok(value) => {
-                self.connection()?.script("COMMIT".into()).await?;
-                self.in_transaction = false;
-                Ok(value)
-            }
-            Err(e) => {
-                // If even that fails, the connection is dropped, and with it the transaction.
-                self.in_transaction = self.connection()?.script("ROLLBACK".into()).await.is_err();
-                Err(e)
-            }
-        }
-    }
-}
-
-impl Drop for Lease {
-    /// Whoever waited for it is gone in the middle of a transaction: nobody may use this connection again.
-    fn drop(&mut self) {
-        if let (Some(pooled), true) = (self.pooled.take(), self.in_transaction) {
-            pooled.discard();
-        }
-    }
-}
-
-/// Runs an operation, again and again while it fails for passing reasons:
-/// `retrying!(pools, Use::Write, Scope::Statement, doing, |c, tried| { … })`. The body is async, gets a connection and
-/// the number of tries before this one (any of which may have been committed), and gives a `sqlx::Result`.
-///
-/// A macro, because futures of closures that borrow cannot yet be known to be `Send`.
-macro_rules! retrying {
-    ($pools:expr, $wanted:expr, $scope:expr, $doing:expr, |$c:ident, $tried:pat_param| $body:expr) => {{
-        let (pools, wanted) = ($pools, $wanted);
-        let mut tries = pools.tries(wanted);
-        loop {
-            let $tried = tries.count;
-            let result = match pools.lease(wanted, $scope).await {
-                Err(e) => Err(e),
-                Ok(mut lease) => {
-                    let result: sqlx::Result<_> = match lease.connection() {
-                        Err(e) => Err(e),
-                        Ok(mut connection) => {
-                            let $c = &mut connection;
-                            async { $body }.await
-                        }
-                    };
-                    pools.give_back(lease, wanted, result).await
-                }
-            };
-            if let Some(result) = pools.passing(result, $doing.as_ref(), &mut tries).await {
-                break result;
-            }
-        }
-    }};
-}
-pub(super) use retrying;
 
 impl Pools {
     /// Connects, and makes sure that the database is there and new enough.
@@ -225,11 +145,11 @@ impl Pools {
         };
         let pools = match url.dialect {
             #[cfg(feature = "sqlite")]
-            Dialect::Sqlite => Kind::Sqlite(sqlite_pools(first, &options)?),
+            Dialect::Sqlite => Kind::Sqlite(super::connect::sqlite_pools(first, &options)?),
             #[cfg(feature = "postgres")]
-            Dialect::Postgres => Kind::Postgres(postgres_pools(first, &options)?),
+            Dialect::Postgres => Kind::Postgres(super::connect::postgres_pools(first, &options)?),
             #[cfg(feature = "mysql")]
-            Dialect::MySql => Kind::MySql(mysql_pools(first, &options)?),
+            Dialect::MySql => Kind::MySql(super::connect::mysql_pools(first, &options)?),
             #[allow(unreachable_patterns, reason = "reachable only without some database's cargo feature")]
             other => {
                 return Err(Error::invalid(
@@ -457,7 +377,7 @@ impl Pools {
             Kind::Sqlite(_) => {}
             #[cfg(feature = "postgres")]
             Kind::Postgres(pair) => {
-                if let Ok((first, rest)) = postgres_options(host) {
+                if let Ok((first, rest)) = super::connect::postgres_options(host) {
                     pair.first.set_connect_options(first);
                     pair.rest.set_connect_options(rest);
                 }
@@ -552,117 +472,6 @@ fn numbers(version: &str) -> [u32; 2] {
     let version = version.strip_prefix("5.5.5-").unwrap_or(version); // an old prefix of MariaDB's
     let mut parts = version.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
     [parts.next().unwrap_or(0), parts.next().unwrap_or(0)]
-}
-
-/// How often something was tried, and whether to go on.
-pub(super) struct Tries {
-    pub(super) count: u32,
-    since: Stopwatch,
-    limit: Duration,
-    patient: bool,
-}
-
-impl Tries {
-    fn is_over(&self) -> bool {
-        self.since.elapsed() >= self.limit
-    }
-
-    /// 10 ms, 20 ms … up to half a second; nodes that failed together are spread by their own timing.
-    async fn wait(&mut self) {
-        pause(Duration::from_millis(10 << self.count.min(6)).min(Duration::from_millis(500))).await;
-        self.count += 1;
-    }
-}
-
-fn is_memory(url: &str) -> bool {
-    url.contains(":memory:") || url.contains("mode=memory")
-}
-
-#[cfg(feature = "sqlite")]
-fn sqlite_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx::Sqlite>> {
-    use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
-    let connect =
-        SqliteConnectOptions::from_str(url).map_err(|e| database_error(format!("reading the URL {url}"), e))?;
-    let connect = connect
-        .create_if_missing(true)
-        .journal_mode(SqliteJournalMode::Wal)
-        .synchronous(SqliteSynchronous::Full)
-        .busy_timeout(options.connect_timeout)
-        // Checkpoints write pages back one by one; rarer ones write hot pages once.
-        .pragma("wal_autocheckpoint", "4000");
-    let pool = |n| {
-        // An idle connection costs nothing, and the only one to a database in memory is the database.
-        let pool = PoolOptions::new().max_connections(n).acquire_timeout(options.connect_timeout);
-        pool.idle_timeout(None).max_lifetime(None).test_before_acquire(false)
-    };
-    let writer = pool(1).connect_lazy_with(connect.clone());
-    if is_memory(url) {
-        return Ok(Pair { rest: writer.clone(), first: writer });
-    }
-    Ok(Pair { first: writer, rest: pool(options.max_connections.max(2) - 1).connect_lazy_with(connect) })
-}
-
-/// How many connections are kept for inserts: one flush at a time, and callers' single ones.
-fn insert_share(options: &StoreOptions) -> u32 {
-    (options.max_connections / 4).max(1)
-}
-
-#[cfg(feature = "postgres")]
-fn postgres_options(url: &str) -> sqlx::Result<(sqlx::postgres::PgConnectOptions, sqlx::postgres::PgConnectOptions)> {
-    let options = sqlx::postgres::PgConnectOptions::from_str(url)?.application_name("redrive");
-    let with = |lock_timeout| {
-        let settings = [
-            ("lock_timeout", lock_timeout),
-            ("default_transaction_isolation", "read committed"),
-            // Every statement of ours goes by an index, whatever the statistics of a queue, which is empty at one moment and
-            // has a million rows at the next, make the planner believe: one that joined by hash or read the whole table took
-            // three seconds instead of ten milliseconds. Plans are then the same each time and need be made once.
-            ("enable_seqscan", "off"),
-            ("enable_hashjoin", "off"),
-            ("enable_mergejoin", "off"),
-            ("plan_cache_mode", "force_generic_plan"),
-            ("jit", "off"),
-        ];
-        options.clone().options(settings).statement_cache_capacity(200)
-    };
-    Ok((with("50ms"), with("10s")))
-}
-
-#[cfg(feature = "postgres")]
-fn postgres_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx::Postgres>> {
-    let (first, rest) = postgres_options(url).map_err(|e| database_error("reading the database URL", e))?;
-    let pool =
-        |n| PoolOptions::new().max_connections(n).acquire_timeout(options.connect_timeout).test_before_acquire(false);
-    let share = insert_share(options);
-    Ok(Pair {
-        first: pool(share).connect_lazy_with(first),
-        rest: pool((options.max_connections - share).max(1)).connect_lazy_with(rest),
-    })
-}
-
-#[cfg(feature = "mysql")]
-fn mysql_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx::MySql>> {
-    let connect =
-        sqlx::mysql::MySqlConnectOptions::from_str(url).map_err(|e| database_error("reading the database URL", e))?;
-    let connect = connect.statement_cache_capacity(200);
-    let pool = |n, set_up: &'static str| {
-        let pool =
-            PoolOptions::new().max_connections(n).acquire_timeout(options.connect_timeout).test_before_acquire(false);
-        pool.after_connect(move |c, _| {
-            Box::pin(async move {
-                let mut c = Connection::from(c);
-                // MySQL and MariaDB spell the variable differently; both know the statement.
-                c.script("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED".into()).await?;
-                c.script(set_up.into()).await
-            })
-        })
-    };
-    let share = insert_share(options);
-    Ok(Pair {
-        first: pool(share, "SET SESSION innodb_lock_wait_timeout = 1").connect_lazy_with(connect.clone()),
-        rest: pool((options.max_connections - share).max(1), "SET SESSION innodb_lock_wait_timeout = 10")
-            .connect_lazy_with(connect),
-    })
 }
 
 #[cfg(test)]

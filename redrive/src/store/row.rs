@@ -8,8 +8,9 @@ use std::time::Duration;
 use crate::classify::Kind;
 use crate::clock::{Timestamp, millis};
 use crate::id::TaskId;
+use crate::new_task::default_policy;
 use crate::policy::Policy;
-use crate::task::{Business, Lane, LastError, NodeNumber, Status, StopRequest, Task, default_policy};
+use crate::task::{Business, Lane, LastError, NodeNumber, Status, StopRequest, Task};
 
 use super::db::{Columns, Connection, Dialect, Query, Row, Value, query};
 

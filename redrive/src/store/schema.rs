@@ -12,7 +12,8 @@
 use crate::error::{Error, Result};
 
 use super::db::{Connection, Dialect, query};
-use super::pool::{Pools, Scope, Use, retrying};
+use super::pool::{Pools, Use};
+use super::retry::{Scope, retrying};
 
 /// The schema that this binary knows.
 pub(super) const VERSION: i64 = 1;

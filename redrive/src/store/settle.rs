@@ -11,18 +11,21 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use crate::clock::{Timestamp, millis};
+use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::id::TaskId;
+use crate::new_task::NewTask;
 use crate::policy::OnExhausted;
 use crate::settle::{Change, DeadReason, Outcome, To, settle};
-use crate::task::{KeyHash, NewTask, NodeNumber, Status, StopRequest, Task};
+use crate::task::{KeyHash, NodeNumber, Status, StopRequest, Task};
 
 use super::Store;
 use super::archive::{self, EndedAs};
 use super::db::{Connection, Dialect, Query, Value, query};
 use super::hot::{Slice, Wanted, read_slices};
-use super::pool::{Scope, Use, retrying};
+use super::key::Keys;
+use super::pool::Use;
+use super::retry::{Scope, retrying};
 use super::row::{
     Listed, SAME, column_list, insert_rows, joined, joined_on, read_task, stored_history, write_task, written_columns,
 };
@@ -190,7 +193,7 @@ impl Store {
         let keys = Keys::of(settles.iter().copied());
         let alone = match self.dialect() {
             Dialect::Postgres => keys.all_free().is_some(),
-            Dialect::Sqlite => keys.0.is_empty(),
+            Dialect::Sqlite => keys.is_empty(),
             Dialect::MySql => false,
         };
         let scope = if alone { Scope::Statement } else { Scope::Transaction };
@@ -282,60 +285,6 @@ fn describe(verb: &str, settles: &[&Settle]) -> String {
         [first, rest @ ..] => format!("{verb} task {} and {} more", first.task.id, rest.len()),
         [] => verb.into(),
     }
-}
-
-/// Keys of tasks that end, by how long they outlive them (ms; 0: not at all).
-struct Keys(BTreeMap<i64, Vec<(KeyHash, TaskId)>>);
-
-impl Keys {
-    /// A key outlives only a task that is done: what is dead or cancelled may be asked for again.
-    fn of<'s>(settles: impl IntoIterator<Item = &'s Settle>) -> Self {
-        let mut keys: BTreeMap<i64, Vec<(KeyHash, TaskId)>> = BTreeMap::new();
-        for s in settles {
-            let Some(hash) = s.task.key_hash() else { continue };
-            let outlives = if s.change.to == To::Done { millis(s.task.dedup_for) } else { 0 };
-            keys.entry(outlives).or_default().push((hash, s.task.id));
-        }
-        keys.values_mut().for_each(|keys| keys.sort_unstable()); // in one order everywhere: no deadlocks
-        Self(keys)
-    }
-
-    /// All of them, if all just go.
-    fn all_free(&self) -> Option<&[(KeyHash, TaskId)]> {
-        match (self.0.len(), self.0.get(&0)) {
-            (0, _) => Some(&[]),
-            (1, Some(free)) => Some(free),
-            _ => None,
-        }
-    }
-
-    /// Ends the keys of the tasks that are gone, if they are still theirs.
-    async fn end(&self, c: &mut Connection<'_>, gone: &HashSet<TaskId>, now: Timestamp) -> sqlx::Result<()> {
-        for (outlives, keys) in &self.0 {
-            let keys: Vec<_> = keys.iter().filter(|(_, id)| gone.contains(id)).copied().collect();
-            let until = (*outlives > 0).then(|| now.as_millis().saturating_add(*outlives));
-            for keys in keys.chunks(512) {
-                c.execute(end_keys_query(c.dialect(), keys, until)).await?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn end_keys_query(dialect: Dialect, keys: &[(KeyHash, TaskId)], until: Option<i64>) -> Query<'static> {
-    let start = if until.is_some() { "UPDATE redrive_key SET expires_at = ?" } else { "DELETE FROM redrive_key" };
-    let bound = |sql: String| query(sql).bind_all(until);
-    // A key is unique and its owner is who we say: the pairs need not be matched one by one.
-    if dialect == Dialect::Postgres {
-        let hashes = Value::Hashes(keys.iter().map(|(hash, _)| Some(hash.0)).collect());
-        let owners = Value::Ints(keys.iter().map(|(_, id)| Some(id.as_i64())).collect());
-        return bound(format!("{start} WHERE key_hash = ANY(?) AND task_id = ANY(?)")).bind(hashes).bind(owners);
-    }
-    let n = keys.len().next_power_of_two();
-    let filled = || keys.iter().chain(keys.last().into_iter().cycle()).take(n);
-    let marks = vec!["?"; n].join(", ");
-    let query = bound(format!("{start} WHERE key_hash IN ({marks}) AND task_id IN ({marks})"));
-    query.bind_all(filled().map(|k| k.0)).bind_all(filled().map(|k| k.1))
 }
 
 fn cas_list<'q>(dialect: Dialect, settles: &[&Settle]) -> Listed<'q> {

@@ -15,7 +15,8 @@ use crate::task::{Lane, Status, StopRequest, Task};
 
 use super::Store;
 use super::db::{Connection, Query, Value, query};
-use super::pool::{Scope, Use, retrying};
+use super::pool::Use;
+use super::retry::{Scope, retrying};
 use super::row::{Listed, column_list, joined_on, read_task, stored_backoff, stored_policy};
 use super::schema::TASK_TABLE;
 use super::settle::{Hold, Settle};

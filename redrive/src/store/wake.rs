@@ -7,7 +7,8 @@ use crate::error::Result;
 
 use super::Store;
 use super::db::{Dialect, database_error, query};
-use super::pool::{Scope, Use, retrying};
+use super::pool::Use;
+use super::retry::{Scope, retrying};
 
 /// Hears what other processes enqueue.
 #[derive(Debug)]

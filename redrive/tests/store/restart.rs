@@ -403,21 +403,32 @@ impl Server {
     }
 
     /// SIGKILL; afterwards it is gone. Left behind, PostgreSQL's children first finish what they are at, and are heard.
-    /// Killed with it they are not, as when the machine goes down, and commits are left whose answer is lost.
+    /// Killed with it they are not, as when the machine goes down, and commits are left whose answer is lost. Then none
+    /// may be forgotten, not even one that was just born: it would wait for ever for a lock of the dead, and keep the
+    /// server from coming back.
     fn kill(&self, with_children: bool) {
         let file = self.home().join(self.store()).join("pid");
-        let pid = std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
-        let pid = pid.trim();
-        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-        let children = if with_children { &children } else { "" };
-        // A child may have ended by itself.
-        let kill = r#"kill -9 "$0" || exit; for child; do kill -9 "$child" 2>/dev/null; done; true"#;
-        let killed = Command::new("sh").args(["-c", kill, pid]).args(children.split_whitespace()).status().unwrap();
-        assert!(killed.success(), "the server was there to be killed");
-        let command_line = format!("/proc/{pid}/cmdline"); // a dead process has an empty one, or none
-        while std::fs::read(&command_line).is_ok_and(|line| !line.is_empty()) {
-            std::thread::yield_now();
+        let main = std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        let doomed = || {
+            let mut pids = self.processes();
+            pids.retain(|pid| with_children || pid == main.trim());
+            pids
+        };
+        let mut pids = doomed();
+        assert!(!pids.is_empty(), "the server is there to be killed");
+        while !pids.is_empty() {
+            // Some may have ended by themselves, which is as good.
+            Command::new("sh").args(["-c", r#"kill -9 "$@" 2>/dev/null"#, "sh"]).args(&pids).status().unwrap();
+            pids = doomed();
         }
+    }
+
+    /// The processes that work in the server's directory: both servers go there, and a dead process is nowhere.
+    fn processes(&self) -> Vec<String> {
+        let home = self.home().canonicalize().unwrap();
+        let ours = |process: &PathBuf| std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(&home));
+        let all = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+        all.filter(ours).filter_map(|process| Some(process.file_name()?.to_str()?.to_owned())).collect()
     }
 }
 

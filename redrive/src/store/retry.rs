@@ -1,0 +1,110 @@
+//! One try of an operation, and the next.
+
+use std::time::Duration;
+
+use crate::clock::{Stopwatch, pause};
+
+use super::db::Connection;
+use super::pool::Pooled;
+
+/// How far an operation reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// One statement that writes, at the most: it commits by itself.
+    Statement,
+    /// Several, together.
+    Transaction,
+}
+
+/// A connection for one try of an operation.
+pub(super) struct Lease {
+    /// `None` only when it has been given back.
+    pub(super) pooled: Option<Pooled>,
+    pub(super) in_transaction: bool,
+}
+
+impl Lease {
+    pub(super) fn connection(&mut self) -> sqlx::Result<Connection<'_>> {
+        self.pooled.as_mut().map(Pooled::connection).ok_or(sqlx::Error::PoolClosed)
+    }
+
+    /// Commits what succeeded, rolls back what failed.
+    pub(super) async fn end<T>(&mut self, result: sqlx::Result<T>) -> sqlx::Result<T> {
+        if !self.in_transaction {
+            return result;
+        }
+        match result {
+            Ok(value) => {
+                self.connection()?.script("COMMIT".into()).await?;
+                self.in_transaction = false;
+                Ok(value)
+            }
+            Err(e) => {
+                // If even that fails, the connection is dropped, and with it the transaction.
+                self.in_transaction = self.connection()?.script("ROLLBACK".into()).await.is_err();
+                Err(e)
+            }
+        }
+    }
+}
+
+impl Drop for Lease {
+    /// Whoever waited for it is gone in the middle of a transaction: nobody may use this connection again.
+    fn drop(&mut self) {
+        if let (Some(pooled), true) = (self.pooled.take(), self.in_transaction) {
+            pooled.discard();
+        }
+    }
+}
+
+/// Runs an operation, again and again while it fails for passing reasons:
+/// `retrying!(pools, Use::Write, Scope::Statement, doing, |c, tried| { … })`. The body is async, gets a connection and
+/// the number of tries before this one (any of which may have been committed), and gives a `sqlx::Result`.
+///
+/// A macro, because futures of closures that borrow cannot yet be known to be `Send`.
+macro_rules! retrying {
+    ($pools:expr, $wanted:expr, $scope:expr, $doing:expr, |$c:ident, $tried:pat_param| $body:expr) => {{
+        let (pools, wanted) = ($pools, $wanted);
+        let mut tries = pools.tries(wanted);
+        loop {
+            let $tried = tries.count;
+            let result = match pools.lease(wanted, $scope).await {
+                Err(e) => Err(e),
+                Ok(mut lease) => {
+                    let result: sqlx::Result<_> = match lease.connection() {
+                        Err(e) => Err(e),
+                        Ok(mut connection) => {
+                            let $c = &mut connection;
+                            async { $body }.await
+                        }
+                    };
+                    pools.give_back(lease, wanted, result).await
+                }
+            };
+            if let Some(result) = pools.passing(result, $doing.as_ref(), &mut tries).await {
+                break result;
+            }
+        }
+    }};
+}
+pub(super) use retrying;
+
+/// How often something was tried, and whether to go on.
+pub(super) struct Tries {
+    pub(super) count: u32,
+    pub(super) since: Stopwatch,
+    pub(super) limit: Duration,
+    pub(super) patient: bool,
+}
+
+impl Tries {
+    pub(super) fn is_over(&self) -> bool {
+        self.since.elapsed() >= self.limit
+    }
+
+    /// 10 ms, 20 ms … up to half a second; nodes that failed together are spread by their own timing.
+    pub(super) async fn wait(&mut self) {
+        pause(Duration::from_millis(10 << self.count.min(6)).min(Duration::from_millis(500))).await;
+        self.count += 1;
+    }
+}
