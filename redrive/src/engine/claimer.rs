@@ -1,10 +1,12 @@
 //! Makes ready tasks ours, as many as there are free slots, and starts them. Turns the wheel.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::pause;
-use crate::store::Due;
+use crate::id::TaskId;
+use crate::store::{Claimed, Due};
 
 use super::Shared;
 
@@ -51,6 +53,14 @@ impl Shared {
         let mut taken = waiting.ready.take(self.free_slots().min(MOST_ROWS), room);
         drop((running, waiting));
         taken.retain(|due| self.reserve(due.lane));
+        // One that the scan saw before we claimed it is ours already.
+        taken.retain(|due| {
+            let fresh = self.running().expect(due.id, due.version + 1);
+            if !fresh {
+                self.release(due.lane);
+            }
+            fresh
+        });
         taken
     }
 
@@ -69,19 +79,16 @@ impl Shared {
         let claimed = self.store.claim(due, self.me.number(), self.clock.now()).await;
         let claimed = claimed.unwrap_or_else(|e| {
             tracing::warn!(error = %e, "claiming failed; the scan will find these tasks again");
-            Default::default()
+            Claimed::default()
         });
         metrics::histogram!("redrive_claim_batch").record(claimed.tasks.len() as f64);
         metrics::counter!("redrive_claimed").increment(claimed.tasks.len() as u64);
-        // Slots of tasks that someone else took, or whose time was up, are free again.
-        let mut unused: std::collections::HashMap<_, usize> = std::collections::HashMap::new();
-        due.iter().for_each(|d| *unused.entry(d.lane).or_default() += 1);
-        for task in claimed.tasks {
-            if let Some(n) = unused.get_mut(&task.lane) {
-                *n = n.saturating_sub(1);
-            }
-            self.start_reserved(task);
+        let ours: HashSet<TaskId> = claimed.tasks.iter().map(|task| task.id).collect();
+        claimed.tasks.into_iter().for_each(|task| self.start_reserved(task));
+        // Someone else took them, or their time was up: their slots are free again.
+        for d in due.iter().filter(|d| !ours.contains(&d.id)) {
+            self.running().forget(d.id, d.version + 1);
+            self.release(d.lane);
         }
-        unused.into_iter().for_each(|(lane, n)| (0..n).for_each(|_| self.release(lane)));
     }
 }

@@ -16,7 +16,7 @@ use crate::task::{Lane, Task};
 use super::Shared;
 use super::handler::{Context, Handler};
 
-/// The tasks that are ours.
+/// The tasks that are ours, or may be.
 #[derive(Debug, Default)]
 pub(super) struct Running {
     /// With the version at which we hold them: a task that was settled can be ours again before that is noted here.
@@ -27,7 +27,13 @@ pub(super) struct Running {
 
 #[derive(Debug)]
 enum Held {
-    Executing { task: Arc<Task>, cancel: CancellationToken, abort: Option<AbortHandle> },
+    /// Being claimed or inserted: it may be ours in the database already.
+    Coming,
+    Executing {
+        task: Arc<Task>,
+        cancel: CancellationToken,
+        abort: Option<AbortHandle>,
+    },
     Settling,
 }
 
@@ -55,6 +61,22 @@ impl Running {
 
     pub(super) fn holds(&self, id: TaskId) -> bool {
         self.tasks.contains_key(&id)
+    }
+
+    /// It may become ours at this version, any moment. `false`: it is, or has been, ours at that version or a later one.
+    pub(super) fn expect(&mut self, id: TaskId, version: i32) -> bool {
+        let stale = self.tasks.get(&id).is_some_and(|(at, _)| *at >= version);
+        if !stale {
+            self.tasks.insert(id, (version, Held::Coming));
+        }
+        !stale
+    }
+
+    /// It has not become ours, or we do not know.
+    pub(super) fn forget(&mut self, id: TaskId, version: i32) {
+        if matches!(self.tasks.get(&id), Some((at, Held::Coming)) if *at == version) {
+            self.tasks.remove(&id);
+        }
     }
 
     fn start(&mut self, task: Arc<Task>, cancel: CancellationToken) {
@@ -134,8 +156,11 @@ impl Shared {
         let task = Arc::new(task);
         let cancel = CancellationToken::new();
         self.running().start(task.clone(), cancel.clone());
-        let Some(handler) = self.handlers.get(&task.method) else {
-            return self.finish(task, Outcome::GivenBack); // only methods that we handle are claimed
+        // Only methods that we handle are claimed; and the answer may have come when we may not work any more, or are
+        // another node already: the settle of what is not ours is refused.
+        let ours = self.me.may_work() && task.locked_by == Some(self.me.number());
+        let Some(handler) = self.handlers.get(&task.method).filter(|_| ours) else {
+            return self.finish(task, Outcome::GivenBack);
         };
         let attempt = attempt(handler, task.clone(), cancel);
         let (shared, id, version) = (self.clone(), task.id, task.version);

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{Notify, oneshot};
 
 use crate::error::{Error, Fault, Result};
+use crate::id::TaskId;
 use crate::store::{Callers, Due, Enqueued, Prepared};
 use crate::task::{Lane, Status, Task};
 
@@ -111,8 +112,14 @@ async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>) {
     let now = shared.clock.now();
     let (mut prepared, answers): (Vec<Prepared>, Vec<_>) = asked.into_iter().unzip();
     prepared.iter_mut().for_each(|p| offer(shared, &mut p.task));
+    let ids: Vec<TaskId> = prepared.iter().map(|p| p.task.id).collect();
     let written = shared.store.insert_prepared(prepared, Callers::Many, now).await;
     metrics::histogram!("redrive_insert_batch").record(written.len() as f64);
+    for (id, (p, _)) in ids.into_iter().zip(&written) {
+        if p.task.id != id {
+            shared.running().forget(id, p.task.version); // the id was another's, and this task was given a new one
+        }
+    }
     let mut others = false;
     for ((prepared, result), answer) in written.into_iter().zip(answers) {
         if result.as_ref().is_err_and(|e| e.fault() == Some(Fault::Busy)) {
@@ -148,12 +155,14 @@ fn offer(shared: &Shared, task: &mut Task) {
         task.status = Status::Running;
         task.locked_by = Some(shared.me.number());
         task.locked_at = Some(task.created_at);
+        _ = shared.running().expect(task.id, task.version); // a new id
     }
 }
 
 /// Gives the reserved slot back.
 fn withdraw(shared: &Shared, task: &Task) {
     if task.status == Status::Running {
+        shared.running().forget(task.id, task.version);
         shared.release(task.lane);
     }
 }

@@ -163,12 +163,9 @@ impl Shared {
 
     /// Everything that is ours, from the beginning: what dead nodes held, and what is ours without our knowing.
     async fn sweep(&self) {
-        let all = Scanner::default().all(self);
-        if all.is_empty() {
-            return;
-        }
+        let owned = Scanner::default().all(self);
         let now = self.clock.now();
-        match self.store.rescue(&all, now, 1_000).await {
+        match self.store.rescue(&owned, now, 1_000).await {
             Ok(rescued) if rescued.is_empty() => {}
             Ok(rescued) => {
                 metrics::counter!("redrive_rescued").increment(rescued.len() as u64);
@@ -176,15 +173,21 @@ impl Shared {
             }
             Err(e) => tracing::warn!(error = %e, "rescuing failed; trying again at the next sweep"),
         }
-        if let Err(e) = self.give_back_lost(&all, now).await {
+        if let Err(e) = self.give_back_lost(now).await {
             tracing::warn!(error = %e, "looking for lost claims failed; trying again at the next sweep");
         }
     }
 
     /// Rows that bear our number and are in none of our lists: the answer to their claim, or insert, was lost for good.
-    async fn give_back_lost(&self, all: &[Slice], now: Timestamp) -> Result<()> {
+    /// Looked for in all shards: one may have gone to another node since, which does not touch what a live node holds.
+    async fn give_back_lost(&self, now: Timestamp) -> Result<()> {
+        let shards = |lane: &Lane| {
+            let lane = *lane;
+            (0..SHARDS).map(move |shard| Slice { lane, shard, from: Timestamp::EPOCH })
+        };
+        let all: Vec<Slice> = self.lanes.keys().flat_map(shards).collect();
         let since = now - self.config.lease * 2;
-        let held = self.store.held_by(all, self.me.number(), since, 1_000).await?;
+        let held = self.store.held_by(&all, self.me.number(), since, 1_000).await?;
         for task in held {
             if !self.running().holds(task.id) {
                 tracing::warn!(task = %task.id, "a task was ours without our knowing; giving it back");

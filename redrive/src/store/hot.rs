@@ -216,11 +216,12 @@ impl Claim<'_> {
             c.execute(self.query(Dialect::MySql)).await?; // no RETURNING
             return self.claimed(c).await;
         }
-        let mut tasks = if tried > 0 { self.claimed(c).await? } else { Vec::new() };
-        for row in c.rows(self.query(c.dialect())).await? {
-            tasks.push(read_task(&row)?);
+        let rows = c.rows(self.query(c.dialect())).await?;
+        // After, not before: an earlier try that was still on its way has had its turn by now.
+        if tried > 0 {
+            return self.claimed(c).await;
         }
-        Ok(tasks)
+        rows.iter().map(read_task).collect()
     }
 
     fn list<'q>(&self, dialect: Dialect, later: i32) -> Listed<'q> {

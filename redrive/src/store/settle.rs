@@ -472,8 +472,14 @@ async fn put_back_already(c: &mut Connection<'_>, settles: &[&Settle], hold: Hol
     let rows = settles.iter().map(|s| vec![s.task.id.into(), (s.task.version + 1).into()]).collect();
     let s = Listed::new(c.dialect(), &["id", "version"], rows);
     let table = joined(c.dialect(), TASK_TABLE);
-    let sql = format!("SELECT t.id FROM {} {table} WHERE t.status = 0 AND t.locked_by = ?", s.source);
-    ids(&c.rows(s.bind_to(query(sql)).bind(node)).await?)
+    // A rescue leaves the number as well, so it counts only if nobody has fenced us.
+    let alive = if matches!(hold, Hold::Node(_)) { "EXISTS" } else { "NOT EXISTS" };
+    let sql = format!(
+        "SELECT t.id FROM {} {table} WHERE t.status = 0 AND t.locked_by = ? \
+         AND {alive} (SELECT 1 FROM redrive_node WHERE number = ? AND dead = 0)",
+        s.source
+    );
+    ids(&c.rows(s.bind_to(query(sql)).bind(node).bind(node)).await?)
 }
 
 /// Which of these are among the dead letters or in the archive.

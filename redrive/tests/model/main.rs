@@ -81,15 +81,6 @@ fn two_tasks() {
     holds(Protocol { tasks: 2, ..ONE_TASK });
 }
 
-#[test]
-#[ignore = "takes minutes: cargo test --release -p redrive --test model -- --ignored"]
-fn more_of_everything() {
-    holds(Protocol { hands: 2, late: 2, lease: 2, sweeps: true, ..ONE_TASK });
-    holds(Protocol { late: 2, lease: 3, max_crashes: 3, plain: true, ..ONE_TASK });
-    holds(Protocol { tasks: 2, late: 2, sweeps: true, ..ONE_TASK });
-    holds(Protocol { tasks: 2, lease: 2, ..ONE_TASK });
-}
-
 /// The checker finds that this mistake breaks this property. It looks ever deeper, for the shortest way there.
 fn breaks(p: Protocol, mistake: Mistake, property: &'static str) {
     let p = Protocol { mistake: Some(mistake), ..p };
