@@ -29,6 +29,25 @@ mod sqlite {
         assert!(store.get(id).await.unwrap().is_some());
     }
 
+    /// A web client hangs up: its handler is dropped wherever it is. In memory there is no second connection to go on with.
+    #[tokio::test]
+    async fn a_caller_that_goes_away_leaves_the_database_usable() {
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        let kept = store.insert(vec![NewTask::new("m", &0).unwrap()], NOW).await.unwrap()[0].id;
+        for polls in 0..200u32 {
+            let tasks = (0..5).map(|n| NewTask::new("m", &(polls, n)).unwrap()).collect();
+            let impatient = async {
+                for _ in 0..polls / 4 {
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::select! { biased; _ = store.insert(tasks, NOW) => {}, () = impatient => {} }
+            assert!(store.get(kept).await.unwrap().is_some());
+        }
+        let left = store.list(&Default::default(), 10_000).await.unwrap().len();
+        assert_eq!(left % 5, 1, "each batch whole or not at all");
+    }
+
     /// A disk that fills up: a child process may write files of 2 MiB at the most. It inserts until that fails, says how
     /// many were acknowledged, and all of those, and none else, are there afterwards.
     #[tokio::test]

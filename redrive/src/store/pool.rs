@@ -463,7 +463,7 @@ async fn is_one(mut c: Connection<'_>, sql: &'static str) -> sqlx::Result<bool> 
     Ok(c.row(query(sql)).await?.map(|row| row.int()).transpose()? == Some(1))
 }
 
-fn loses_connection(e: &sqlx::Error) -> bool {
+pub(super) fn loses_connection(e: &sqlx::Error) -> bool {
     matches!(fault(e), Fault::Disconnected | Fault::Unavailable)
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::clock::{Stopwatch, pause};
 
 use super::db::Connection;
-use super::pool::Pooled;
+use super::pool::{Pooled, loses_connection};
 
 /// How far an operation reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +40,7 @@ impl Lease {
                 Ok(value)
             }
             Err(e) => {
-                // If even that fails, the connection is dropped, and with it the transaction.
-                self.in_transaction = self.connection()?.script("ROLLBACK".into()).await.is_err();
+                self.in_transaction = !is_rolled_back(&mut self.connection()?).await;
                 Err(e)
             }
         }
@@ -49,12 +48,28 @@ impl Lease {
 }
 
 impl Drop for Lease {
-    /// Whoever waited for it is gone in the middle of a transaction: nobody may use this connection again.
+    /// Whoever waited for it is gone in the middle of a transaction: it is rolled back, and only then may others use the
+    /// connection. (To a database in memory there is no other.)
     fn drop(&mut self) {
-        if let (Some(pooled), true) = (self.pooled.take(), self.in_transaction) {
-            pooled.discard();
+        let (Some(mut pooled), true) = (self.pooled.take(), self.in_transaction) else { return };
+        match tokio::runtime::Handle::try_current() {
+            Err(_) => pooled.discard(),
+            Ok(runtime) => {
+                runtime.spawn(async move {
+                    if !is_rolled_back(&mut pooled.connection()).await {
+                        pooled.discard();
+                    }
+                });
+            }
         }
     }
+}
+
+/// Rolls back. SQLite says with an error that there was nothing to roll back; only a lost connection is a failure, and then
+/// the transaction goes with it.
+async fn is_rolled_back(c: &mut Connection<'_>) -> bool {
+    let result = c.script("ROLLBACK".into()).await;
+    !result.is_err_and(|e| loses_connection(&e))
 }
 
 /// Runs an operation, again and again while it fails for passing reasons:
