@@ -463,7 +463,7 @@ fn database_fault(d: &dyn sqlx::error::DatabaseError) -> Fault {
         return match e.code() {
             "40001" | "40P01" => Fault::Conflict,
             "55P03" => Fault::Busy,
-            "57P01" | "57P02" => Fault::Disconnected,
+            "57P01" | "57P02" | "57P05" => Fault::Disconnected,
             "57P03" | "25006" | "53300" => Fault::Unavailable,
             "23505" => Fault::Unique,
             code if code.starts_with("08") => Fault::Disconnected,
@@ -476,7 +476,7 @@ fn database_fault(d: &dyn sqlx::error::DatabaseError) -> Fault {
             1213 | 1020 => Fault::Conflict,
             1205 => Fault::Busy,
             1047 | 1290 | 1836 | 1040 | 1053 => Fault::Unavailable,
-            2006 | 2013 | 1927 => Fault::Disconnected,
+            2006 | 2013 | 1927 | 4031 => Fault::Disconnected,
             1062 => Fault::Unique,
             _ => Fault::Other,
         };
