@@ -5,34 +5,56 @@ use redrive::Engine;
 use crate::cli::Database;
 
 pub(crate) async fn run(database: &Database) -> anyhow::Result<()> {
+    let mut signals = StopSignals::new()?;
     let store = database.open().await?;
     let engine = Engine::builder(store.clone()).start().await?;
     println!("redrive {} is running", env!("CARGO_PKG_VERSION"));
     println!("  database: {}", store.shown_url());
     println!("  stop with Ctrl-C");
-    let signal = stop_signal().await?;
-    println!("{signal}: stopping");
+    println!("{}: stopping", signals.next().await);
     let stopping = async {
         engine.stop().await;
         store.close().await;
     };
     tokio::select! {
         () = stopping => println!("stopped"),
-        again = stop_signal() => println!("{}: stopped at once", again?),
+        again = signals.next() => println!("{again}: stopped at once"),
     }
     Ok(())
 }
 
-/// Waits for Ctrl-C or, where there is one, SIGTERM.
-async fn stop_signal() -> std::io::Result<&'static str> {
+/// Ctrl-C (SIGINT) and, where there is one, SIGTERM. Made before anybody is told that it may be pressed: until then a
+/// signal ends the process.
+struct StopSignals {
     #[cfg(unix)]
-    {
-        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    interrupt: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    terminate: tokio::signal::unix::Signal,
+}
+
+impl StopSignals {
+    fn new() -> std::io::Result<Self> {
+        #[cfg(unix)]
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self {
+            #[cfg(unix)]
+            interrupt: signal(SignalKind::interrupt())?,
+            #[cfg(unix)]
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    /// Waits for the next one; its name.
+    async fn next(&mut self) -> &'static str {
+        #[cfg(unix)]
         tokio::select! {
-            pressed = tokio::signal::ctrl_c() => pressed.map(|()| "Ctrl-C"),
-            _ = terminate.recv() => Ok("SIGTERM"),
+            _ = self.interrupt.recv() => "Ctrl-C",
+            _ = self.terminate.recv() => "SIGTERM",
+        }
+        #[cfg(not(unix))]
+        {
+            _ = tokio::signal::ctrl_c().await;
+            "Ctrl-C"
         }
     }
-    #[cfg(not(unix))]
-    tokio::signal::ctrl_c().await.map(|()| "Ctrl-C")
 }
