@@ -214,7 +214,8 @@ impl Engine {
         self.0.inserter.insert(prepared).await
     }
 
-    /// Writes many tasks down, together. If one of them is not valid, none is written.
+    /// Writes many tasks down. If one of them is not valid, none is written. If the database refuses some, the error is the
+    /// first of theirs and the others may be written: with keys, asking again is safe.
     pub async fn enqueue_many(&self, new: Vec<NewTask>) -> Result<Vec<Enqueued>> {
         let now = self.0.clock.now();
         let prepared: Result<Vec<_>> = new.into_iter().map(|new| self.0.store.prepare(new, now)).collect();
@@ -245,8 +246,11 @@ impl Engine {
     /// Looks for due tasks now: after a commit of one's own.
     pub fn wake(&self) {
         self.0.wake.scanner.notify_one();
-        let shared = self.0.clone();
-        tokio::spawn(async move { shared.store.wake_others().await }); // what others own is theirs to find
+        // What others own is theirs to find; without a runtime to send it from, their scans do.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let shared = self.0.clone();
+            runtime.spawn(async move { shared.store.wake_others().await });
+        }
     }
 
     /// Cancels a task: at once if it waits, after its attempt (unless that succeeds) if it runs.

@@ -185,7 +185,9 @@ impl Shared {
     /// Stops in order: no new work, grace for what runs, what is left is given back, what is decided is written.
     pub(super) async fn stop(&self) {
         self.stopping.cancel();
-        _ = self.store.announce_leave(self.me.number()).await;
+        if let Err(e) = self.store.announce_leave(self.me.number()).await {
+            tracing::warn!(error = %e, "the others could not be told that this node leaves");
+        }
         let idle = async {
             while self.executing.load(Ordering::Acquire) > 0 {
                 pause(Duration::from_millis(5)).await;

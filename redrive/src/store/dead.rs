@@ -87,6 +87,7 @@ impl Store {
         by: &str,
         now: Timestamp,
     ) -> Result<Vec<Redriven>> {
+        check_by(by)?;
         if let Some(policy) = &policy {
             policy.validate()?;
         }
@@ -131,9 +132,7 @@ impl Store {
         note: Option<&str>,
         now: Timestamp,
     ) -> Result<u64> {
-        if by.is_empty() || by.len() > crate::task::limits::BY {
-            return Err(Error::invalid("by", format!("must be from 1 to {} bytes", crate::task::limits::BY)));
-        }
+        check_by(by)?;
         let doing = format!("closing {} dead letters", ids.len());
         retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| {
             let letters = read_letters(c, ids, true).await?;
@@ -142,6 +141,15 @@ impl Store {
             Ok(closed)
         })
     }
+}
+
+/// Someone must answer for it, by a name that can be stored.
+fn check_by(by: &str) -> Result<()> {
+    let most = crate::task::limits::BY;
+    if by.is_empty() || by.len() > most || by.contains('\0') {
+        return Err(Error::invalid("by", format!("must be from 1 to {most} bytes, without NUL")));
+    }
+    Ok(())
 }
 
 fn read_dead(row: &Row) -> sqlx::Result<DeadTask> {

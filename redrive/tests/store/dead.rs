@@ -114,7 +114,10 @@ async fn resolve_and_discard_close_letters_with_a_note(db: Db) {
         (EndedAs::Discarded, Some("bob"), None)
     );
     assert_eq!(db.count("retry_dead").await, 0);
-    assert!(db.store.resolve(&ids, "", None, NOW).await.is_err(), "someone must answer for it");
+    for nobody in ["", &"x".repeat(101), "a\0"] {
+        assert!(db.store.resolve(&ids, nobody, None, NOW).await.is_err(), "someone must answer for it");
+        assert!(db.store.redrive(&ids, None, nobody, NOW).await.is_err());
+    }
 }
 
 async fn letters_are_listed_like_tasks(db: Db) {
