@@ -31,6 +31,10 @@ mod error;
 mod id;
 mod new_task;
 mod policy;
+#[cfg(feature = "seeded-bugs")]
+pub mod seeded;
+#[cfg(not(feature = "seeded-bugs"))]
+mod seeded;
 mod settle;
 pub mod store;
 pub mod task;

