@@ -4,7 +4,7 @@ use clap::{Args, Parser, Subcommand};
 use redrive::Store;
 
 use crate::bench::Bench;
-use crate::{node, serve};
+use crate::{method, node, serve};
 
 /// redrive makes failed calls good: durable retries, dead letters, and the people behind them.
 #[derive(Debug, Parser)]
@@ -27,6 +27,9 @@ enum Command {
     /// Look at the nodes that share a database.
     #[command(subcommand)]
     Node(node::Command),
+    /// See what waits of each method; hold one back and let it go.
+    #[command(subcommand)]
+    Method(method::Command),
     /// Measure how fast it is on a database, beside the database's own limit.
     ///
     /// Use a database that nothing else works on. Rows that it writes are removed again.
@@ -61,6 +64,7 @@ impl Cli {
         match self.command {
             Command::Serve(database) => serve::run(&database).await,
             Command::Node(command) => command.run().await,
+            Command::Method(command) => command.run().await,
             Command::Bench(bench) => bench.run().await,
             Command::Migrate(database) => {
                 let store = database.open().await?;

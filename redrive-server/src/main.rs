@@ -2,6 +2,7 @@
 
 mod bench;
 mod cli;
+mod method;
 mod node;
 mod serve;
 

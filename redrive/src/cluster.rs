@@ -100,12 +100,18 @@ impl Watch {
     }
 }
 
-/// Which shards of a lane are ours: of the live nodes that handle it, sorted, the one of rank r of n has the shards with
-/// `shard % n == r`. Empty if we are not among them.
-pub(crate) fn owned_shards(nodes: &[Node], me: NodeNumber, lane: Lane) -> Vec<u8> {
+/// The live nodes that handle a lane, sorted.
+pub(crate) fn handling(nodes: &[Node], lane: Lane) -> Vec<NodeNumber> {
     let handles = |n: &&Node| !n.dead && !n.leaving && n.registration.methods.iter().any(|m| Lane::of(m) == lane);
     let mut numbers: Vec<NodeNumber> = nodes.iter().filter(handles).map(|n| n.number).collect();
     numbers.sort_unstable();
+    numbers
+}
+
+/// Which shards of a lane are ours: of the live nodes that handle it, sorted, the one of rank r of n has the shards with
+/// `shard % n == r`. Empty if we are not among them.
+pub(crate) fn owned_shards(nodes: &[Node], me: NodeNumber, lane: Lane) -> Vec<u8> {
+    let numbers = handling(nodes, lane);
     match numbers.iter().position(|n| *n == me) {
         Some(rank) => (0..SHARDS).filter(|shard| usize::from(*shard) % numbers.len() == rank).collect(),
         None => Vec::new(),

@@ -43,7 +43,7 @@ pub mod testing;
 pub use backoff::{Backoff, Jitter};
 pub use classify::{Class, ErrorKind, Failure, Kind, classify};
 pub use clock::{Clock, Timestamp};
-pub use engine::{Builder, Context, Engine, EngineConfig, MethodOptions, Stats, Verdict};
+pub use engine::{Builder, Context, Engine, EngineConfig, MethodOptions, Rate, Stats, Verdict};
 pub use error::{DatabaseError, Error, Problems, Result};
 pub use id::{SHARDS, TaskId};
 pub use new_task::{Key, NewTask, OnDuplicate};

@@ -80,6 +80,11 @@ pub struct Business {
     pub id: String,
 }
 
+/// A business id as a number that is never 0. Two ids may share one.
+pub(crate) fn business_hash(id: &str) -> u32 {
+    (xxhash_rust::xxh3::xxh3_64(id.as_bytes()) as u32).max(1)
+}
+
 /// A person's wish about a task that is running; its owner follows it when the attempt has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

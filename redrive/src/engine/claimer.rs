@@ -1,78 +1,98 @@
 //! Makes ready tasks ours, as many as there are free slots, and starts them. Turns the wheel.
+//!
+//! Two claims may be under way: while the rows of one are read and started, the database works on the next. The second one
+//! goes only if it is worth a statement of its own; a few tasks wait for the first and go together.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinSet;
+
 use crate::clock::pause;
 use crate::id::TaskId;
 use crate::store::{Claimed, Due};
 
-use super::Shared;
+use super::limits::Slot;
+use super::{Shared, Waiting};
 
 /// Most rows of a claim.
 const MOST_ROWS: usize = 1_000;
+/// How many tasks must wait for a second claim to go beside the first.
+const WORTH_A_SECOND: usize = 200;
 /// How far ahead the wheel is looked into for the next wake-up.
 const LOOK_AHEAD_MS: usize = 1_000;
 
 pub(super) async fn run(shared: Arc<Shared>) {
+    let mut claims: JoinSet<()> = JoinSet::new();
     loop {
-        let due = if shared.me.may_work() { shared.take_ready() } else { Vec::new() };
+        let due = shared.take_ready(claims.len());
         if !due.is_empty() {
-            shared.claim(&due).await;
+            let shared = shared.clone();
+            claims.spawn(async move { shared.claim(&due).await });
             continue;
         }
         tokio::select! {
+            Some(_) = claims.join_next(), if !claims.is_empty() => {}
             () = shared.wake.claimer.notified() => {}
             () = pause(shared.until_next_due()) => {}
-            () = shared.stopping.cancelled() => return,
+            () = shared.stopping.cancelled() => break,
         }
     }
+    while claims.join_next().await.is_some() {}
 }
 
 impl Shared {
-    /// What is due and may be claimed now. Each has a slot reserved.
-    fn take_ready(&self) -> Vec<Due> {
+    /// What is due and may be claimed now, beside claims that are under way. Each has a slot reserved.
+    fn take_ready(&self, under_way: usize) -> Vec<Due> {
         // Outcomes that cannot be written hold up the claiming of more.
-        if self.settler.len() > 4 * self.config.concurrency {
+        if !self.me.may_work() || under_way > 1 || self.settler.len() > 4 * self.config.concurrency {
             return Vec::new();
         }
         let now = self.clock.now();
         let mut waiting = self.waiting();
         let due = waiting.wheel.take_due(now);
-        due.into_iter().for_each(|d| waiting.ready.push(d));
-        if waiting.ready.len() < self.low_water() {
+        due.into_iter().for_each(|d| _ = waiting.ready.push(d));
+        let mut limits = self.limits();
+        if under_way > 0 && waiting.ready.len().min(limits.free()) < WORTH_A_SECOND {
+            return Vec::new();
+        }
+        let most = limits.free().min(MOST_ROWS);
+        let mut taken = waiting.ready.take(most, |due| limits.reserve(Slot::for_due(due), now));
+        drop(limits);
+        if self.wants_more(&waiting) {
             self.wake.scanner.notify_one();
         }
-        let running = self.running();
-        let room = |lane| match self.lanes.get(&lane) {
-            Some(Some(most)) => most.saturating_sub(running.taken(lane)),
-            Some(None) => usize::MAX,
-            None => 0,
-        };
-        let mut taken = waiting.ready.take(self.free_slots().min(MOST_ROWS), room);
-        drop((running, waiting));
-        taken.retain(|due| self.reserve(due.lane));
+        drop(waiting);
         // One that the scan saw before we claimed it is ours already.
         taken.retain(|due| {
             let fresh = self.running().expect(due.id, due.version + 1);
             if !fresh {
-                self.release(due.lane);
+                self.release(Slot::for_due(due));
             }
             fresh
         });
         taken
     }
 
-    /// How few ready tasks make the scanner look for more, while there are more.
+    /// How few ready tasks of a lane make the scanner look for more, while there are more.
     pub(super) fn low_water(&self) -> usize {
         self.config.concurrency.min(MOST_ROWS) * 2
     }
 
+    /// Whether a lane of which there is more in the database has little here.
+    pub(super) fn wants_more(&self, waiting: &Waiting) -> bool {
+        waiting.more.iter().any(|lane| waiting.ready.lane_len(*lane) < self.low_water())
+    }
+
+    /// Until something comes due, or a method that has reached its rate may go on.
     fn until_next_due(&self) -> Duration {
-        let next = self.waiting().wheel.next_due(LOOK_AHEAD_MS);
+        let waiting = self.waiting();
+        let limits = self.limits();
+        let token = waiting.ready.lanes().filter_map(|lane| limits.next_token(lane)).min();
+        let next = waiting.wheel.next_due(LOOK_AHEAD_MS).into_iter().chain(token).min();
         let longest = Duration::from_millis(LOOK_AHEAD_MS as u64);
-        next.map_or(longest, |at| at.since(self.clock.now())).max(Duration::from_millis(1))
+        next.map_or(longest, |at| at.since(self.clock.now())).min(longest).max(Duration::from_millis(1))
     }
 
     async fn claim(self: &Arc<Self>, due: &[Due]) {
@@ -88,7 +108,7 @@ impl Shared {
         // Someone else took them, or their time was up: their slots are free again.
         for d in due.iter().filter(|d| !ours.contains(&d.id)) {
             self.running().forget(d.id, d.version + 1);
-            self.release(d.lane);
+            self.release(Slot::for_due(d));
         }
     }
 }

@@ -11,18 +11,17 @@ use tokio_util::sync::CancellationToken;
 use crate::classify::{Class, Failure, Kind};
 use crate::id::TaskId;
 use crate::settle::Outcome;
-use crate::task::{Lane, Task};
+use crate::task::Task;
 
 use super::Shared;
 use super::handler::{Context, Handler};
+use super::limits::Slot;
 
 /// The tasks that are ours, or may be.
 #[derive(Debug, Default)]
 pub(super) struct Running {
     /// With the version at which we hold them: a task that was settled can be ours again before that is noted here.
     tasks: HashMap<TaskId, (i32, Held)>,
-    /// Slots that are taken, by lane.
-    lanes: HashMap<Lane, usize>,
 }
 
 #[derive(Debug)]
@@ -38,23 +37,6 @@ enum Held {
 }
 
 impl Running {
-    pub(super) fn reserve(&mut self, lane: Lane, most: Option<usize>) -> bool {
-        let taken = self.lanes.entry(lane).or_default();
-        let free = most.is_none_or(|most| *taken < most);
-        *taken += usize::from(free);
-        free
-    }
-
-    pub(super) fn release(&mut self, lane: Lane) {
-        if let Some(taken) = self.lanes.get_mut(&lane) {
-            *taken = taken.saturating_sub(1);
-        }
-    }
-
-    pub(super) fn taken(&self, lane: Lane) -> usize {
-        self.lanes.get(&lane).copied().unwrap_or(0)
-    }
-
     pub(super) fn len(&self) -> usize {
         self.tasks.len()
     }
@@ -176,7 +158,7 @@ impl Shared {
         if !self.running().finish(task.id, task.version) {
             return;
         }
-        self.release(task.lane);
+        self.release(Slot::of(&task));
         self.settler.push(task, outcome);
     }
 
@@ -184,7 +166,7 @@ impl Shared {
     pub(super) fn give_back_all(&self) {
         let stopped = self.running().stop_all();
         for task in stopped {
-            self.release(task.lane);
+            self.release(Slot::of(&task));
             self.settler.push(task, Outcome::GivenBack);
         }
     }
@@ -192,7 +174,7 @@ impl Shared {
     /// Stops all handlers and forgets their tasks: we are fenced.
     pub(super) fn drop_all(&self) {
         let stopped = self.running().stop_all();
-        stopped.iter().for_each(|task| self.release(task.lane));
+        stopped.iter().for_each(|task| self.release(Slot::of(task)));
         self.running().clear();
         self.settler.clear();
         self.forget_waiting();

@@ -75,6 +75,12 @@ impl Verdict {
         Self::Failed(Failure::retry(Kind::ERROR, chain(error)).after(time))
     }
 
+    /// Failed, with all that the error says of itself when it is printed for debugging: `anyhow::Error` and its like print
+    /// their causes and, if there is one, a backtrace.
+    pub fn report(error: &impl fmt::Debug) -> Self {
+        Self::Failed(Failure::retry(Kind::ERROR, format!("{error:?}")))
+    }
+
     /// Failed, and no retry will mend it.
     pub fn fatal(why: impl fmt::Display) -> Self {
         Self::Fatal(Failure::reject(Kind::ERROR, why.to_string()))
@@ -111,18 +117,43 @@ pub(crate) struct Handler {
     run: Arc<dyn Fn(Context) -> Attempting + Send + Sync>,
 }
 
-/// Limits of one method on this node.
+/// Limits of one method.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MethodOptions {
-    /// How many of its tasks run at once. Default: as many as the node has room for.
+    /// How many of its tasks run at once on this node. Default: as many as the node has room for.
     pub concurrency: Option<usize>,
+    /// How many of its tasks of one business id run at once, on all nodes together. Default: any number.
+    pub per_business: Option<usize>,
+    /// How many of its tasks start in a time, on all nodes together. Default: any number.
+    pub rate: Option<Rate>,
+}
+
+/// So many tasks in so much time; what is not used is kept for at most one such time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// How many.
+    pub tasks: u32,
+    /// In how much time.
+    pub per: Duration,
 }
 
 impl MethodOptions {
     /// At most so many of its tasks at once on this node.
     pub fn concurrency(mut self, most: usize) -> Self {
         self.concurrency = Some(most);
+        self
+    }
+
+    /// At most so many of its tasks of one business id at once. Other ids' tasks do not wait for it.
+    pub fn per_business(mut self, most: usize) -> Self {
+        self.per_business = Some(most);
+        self
+    }
+
+    /// At most so many of its tasks in so much time, on all nodes together: each has its share.
+    pub fn rate(mut self, tasks: u32, per: Duration) -> Self {
+        self.rate = Some(Rate { tasks, per });
         self
     }
 }

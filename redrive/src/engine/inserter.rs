@@ -5,7 +5,6 @@
 //! else's lock leaves the batch and waits by itself.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{Notify, oneshot};
@@ -13,8 +12,9 @@ use tokio::sync::{Notify, oneshot};
 use crate::error::{Error, Fault, Result};
 use crate::id::TaskId;
 use crate::store::{Callers, Due, Enqueued, Prepared};
-use crate::task::{Lane, Status, Task};
+use crate::task::{Status, Task};
 
+use super::limits::Slot;
 use super::{Shared, lock};
 
 /// Most rows and bytes of a flush.
@@ -151,7 +151,7 @@ fn offer(shared: &Shared, task: &mut Task) {
     if !wanted || !shared.owns(task.lane, task.shard()) || !shared.me.may_work() || shared.stopping.is_cancelled() {
         return;
     }
-    if shared.handlers.contains_key(&task.method) && shared.reserve(task.lane) {
+    if shared.handlers.contains_key(&task.method) && shared.reserve(Slot::of(task)) {
         task.status = Status::Running;
         task.locked_by = Some(shared.me.number());
         task.locked_at = Some(task.created_at);
@@ -163,7 +163,7 @@ fn offer(shared: &Shared, task: &mut Task) {
 fn withdraw(shared: &Shared, task: &Task) {
     if task.status == Status::Running {
         shared.running().forget(task.id, task.version);
-        shared.release(task.lane);
+        shared.release(Slot::of(task));
     }
 }
 
@@ -178,34 +178,7 @@ fn accept(shared: &Arc<Shared>, task: Task, result: Result<Enqueued>) -> Result<
     if task.status == Status::Running {
         shared.start_reserved(task);
     } else if shared.owns(task.lane, task.shard()) {
-        shared.expect(Due {
-            id: task.id,
-            version: task.version,
-            due: task.due,
-            priority: task.priority,
-            lane: task.lane,
-        });
+        shared.expect(Due::of(&task, task.version, task.due));
     }
     result
-}
-
-impl Shared {
-    /// A slot for a task of this lane, if there is one.
-    pub(super) fn reserve(&self, lane: Lane) -> bool {
-        if !self.running().reserve(lane, self.lanes.get(&lane).copied().flatten()) {
-            return false;
-        }
-        let taken = self.executing.fetch_add(1, Ordering::AcqRel);
-        if taken >= self.config.concurrency {
-            self.release(lane);
-            return false;
-        }
-        true
-    }
-
-    pub(super) fn release(&self, lane: Lane) {
-        self.running().release(lane);
-        self.executing.fetch_sub(1, Ordering::AcqRel);
-        self.wake.claimer.notify_one();
-    }
 }

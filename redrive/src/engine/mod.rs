@@ -25,14 +25,16 @@ mod config;
 mod executor;
 mod handler;
 mod inserter;
+mod limits;
 mod node;
 mod ready;
 mod scanner;
 mod settler;
+mod upkeep;
 mod wheel;
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use serde::de::DeserializeOwned;
@@ -42,7 +44,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
 use crate::cluster::Membership;
-use crate::error::{Error, Result};
+use crate::error::{Error, Problems, Result};
 use crate::id::TaskId;
 use crate::new_task::NewTask;
 use crate::policy::Policy;
@@ -50,11 +52,12 @@ use crate::store::{Cancelled, Connection, Due, Enqueued, Store, TaskFilter, Tx};
 use crate::task::{Lane, Task};
 
 pub use config::EngineConfig;
-pub use handler::{Context, MethodOptions, Verdict};
+pub use handler::{Context, MethodOptions, Rate, Verdict};
 
 use executor::Running;
 use handler::Handler;
 use inserter::Inserter;
+use limits::Limits;
 use ready::Ready;
 use settler::Settler;
 use wheel::Wheel;
@@ -88,15 +91,14 @@ struct Shared {
     clock: Clock,
     config: EngineConfig,
     handlers: HashMap<String, Handler>,
-    /// Methods by lane, with their limit.
-    lanes: HashMap<Lane, Option<usize>>,
+    /// The lanes of our methods.
+    lanes: Vec<Lane>,
     me: Membership,
     /// Which shards of each lane are ours, a bit for each.
     owned: RwLock<HashMap<Lane, u64>>,
     waiting: Mutex<Waiting>,
     running: Mutex<Running>,
-    /// Tasks in `running` that are executing; slots that are reserved included.
-    executing: AtomicUsize,
+    limits: Mutex<Limits>,
     inserter: Inserter,
     settler: Settler,
     wake: Wake,
@@ -113,6 +115,8 @@ struct Shared {
 struct Waiting {
     wheel: Wheel,
     ready: Ready,
+    /// Lanes of which more is due in the database than the last scan brought.
+    more: HashSet<Lane>,
 }
 
 /// What wakes the services.
@@ -168,15 +172,28 @@ impl Builder {
         self
     }
 
+    fn validate(&self) -> Result<()> {
+        self.config.validate()?;
+        let mut problems = Problems::default();
+        self.handlers.values().for_each(|h| h.options.check(&h.method, &mut problems));
+        problems.into_result()
+    }
+
     /// Becomes a node and begins to work.
     pub async fn start(self) -> Result<Engine> {
-        self.config.validate()?;
+        self.validate()?;
         let clock = match self.clock {
             Some(clock) => clock,
             None => Clock::starting_at(self.store.now().await?),
         };
-        let lanes = self.handlers.values().map(|h| (Lane::of(&h.method), h.options.concurrency)).collect();
-        let waiting = Waiting { wheel: Wheel::new(clock.now(), self.config.prefetch), ready: Ready::default() };
+        let methods = || self.handlers.values().map(|h| (Lane::of(&h.method), h.options.clone()));
+        let limits = Limits::new(self.config.concurrency, methods(), clock.now());
+        let lanes = methods().map(|(lane, _)| lane).collect();
+        let waiting = Waiting {
+            wheel: Wheel::new(clock.now(), self.config.prefetch),
+            ready: Ready::default(),
+            more: HashSet::new(),
+        };
         let shared = Arc::new(Shared {
             store: self.store,
             clock,
@@ -187,7 +204,7 @@ impl Builder {
             owned: RwLock::default(),
             waiting: Mutex::new(waiting),
             running: Mutex::default(),
-            executing: AtomicUsize::new(0),
+            limits: Mutex::new(limits),
             inserter: Inserter::default(),
             settler: Settler::default(),
             wake: Wake::default(),
@@ -274,6 +291,21 @@ impl Engine {
         Ok(())
     }
 
+    /// Holds a method's tasks back, on all nodes, until it is [resumed](Self::resume): the others follow within a beat.
+    /// What runs goes on. `false`: it was paused already.
+    pub async fn pause(&self, method: &str, by: Option<&str>) -> Result<bool> {
+        let done = self.0.store.pause(method, by, self.0.clock.now()).await?;
+        self.0.follow_pauses().await?;
+        Ok(done)
+    }
+
+    /// Lets a method's tasks run again. `false`: it was not paused.
+    pub async fn resume(&self, method: &str, by: Option<&str>) -> Result<bool> {
+        let done = self.0.store.resume(method, by, self.0.clock.now()).await?;
+        self.0.follow_pauses().await?;
+        Ok(done)
+    }
+
     /// Gives a task another policy.
     pub async fn edit_policy(&self, id: TaskId, policy: &Arc<Policy>, by: Option<&str>) -> Result<()> {
         self.0.store.edit_policy(id, policy, by, self.0.clock.now()).await
@@ -300,7 +332,7 @@ impl Engine {
             let waiting = self.0.waiting();
             (waiting.wheel.len(), waiting.ready.len())
         };
-        Stats { wheel, ready, running: self.0.running().len(), executing: self.0.executing.load(Ordering::Relaxed) }
+        Stats { wheel, ready, running: self.0.running().len(), executing: self.0.limits().taken() }
     }
 
     /// Stops: nothing new is started; what runs has the configured grace to end, and is then given back without
@@ -334,6 +366,7 @@ impl Shared {
         services.spawn(node::run(self.clone()));
         services.spawn(node::run_lapse(self.clone()));
         services.spawn(scanner::run_listener(self.clone()));
+        services.spawn(upkeep::run(self.clone()));
         Ok(())
     }
 
@@ -350,8 +383,8 @@ impl Shared {
         owned.get(&lane).is_some_and(|shards| shards & (1 << shard) != 0)
     }
 
-    fn free_slots(&self) -> usize {
-        self.config.concurrency.saturating_sub(self.executing.load(Ordering::Acquire))
+    fn limits(&self) -> MutexGuard<'_, Limits> {
+        lock(&self.limits)
     }
 
     /// A task that waits and is ours: it runs at its time without a scan.

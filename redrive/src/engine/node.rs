@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock::pause;
-use crate::cluster::{Watch, owned_shards};
+use crate::cluster::{Watch, handling, owned_shards};
 use crate::error::{Error, Result};
 use crate::store::{NodeSeen, Registration, Store};
-use crate::task::NodeNumber;
+use crate::task::{Lane, NodeNumber};
 
 use super::Shared;
 
@@ -82,7 +82,8 @@ impl Shared {
         let number = self.store.register(&who, self.clock.now()).await?;
         self.me.renumber(number);
         self.beat(&self.store, number).await;
-        self.take_view().await
+        self.take_view().await?;
+        self.follow_pauses().await
     }
 
     /// Whether the engine's own loop has moved within a lease.
@@ -144,6 +145,19 @@ impl Shared {
         }
         self.set_view(&nodes);
         self.pass_on_stop_requests().await;
+        if let Err(e) = self.follow_pauses().await {
+            tracing::warn!(error = %e, "which methods are paused could not be read");
+        }
+    }
+
+    /// Learns which methods people have paused.
+    pub(super) async fn follow_pauses(&self) -> Result<()> {
+        let paused: Vec<Lane> = self.store.paused().await?.iter().map(|p| Lane::of(&p.method)).collect();
+        if self.limits().set_paused(&paused) {
+            self.wake.scanner.notify_one();
+            self.wake.claimer.notify_one();
+        }
+        Ok(())
     }
 
     /// Handlers learn that a person wants their task stopped, from whichever process.
@@ -164,7 +178,8 @@ impl Shared {
     fn set_view(&self, nodes: &[crate::store::Node]) {
         let me = self.me.number();
         let bits = |shards: Vec<u8>| shards.into_iter().fold(0u64, |bits, shard| bits | 1 << shard);
-        let view = self.lanes.keys().map(|lane| (*lane, bits(owned_shards(nodes, me, *lane)))).collect();
+        let view = self.lanes.iter().map(|lane| (*lane, bits(owned_shards(nodes, me, *lane)))).collect();
+        self.lanes.iter().for_each(|lane| self.limits().share(*lane, handling(nodes, *lane).len()));
         let mut owned = self.owned.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         if *owned != view {
             *owned = view;
@@ -189,7 +204,7 @@ impl Shared {
             tracing::warn!(error = %e, "the others could not be told that this node leaves");
         }
         let idle = async {
-            while self.executing.load(Ordering::Acquire) > 0 {
+            while self.limits().taken() > 0 {
                 pause(Duration::from_millis(5)).await;
             }
         };

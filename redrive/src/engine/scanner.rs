@@ -25,9 +25,16 @@ const SCAN_ROWS: usize = 8_000;
 /// Rows may be written with a `now` that is a little behind ours.
 const SLACK: Duration = Duration::from_secs(2);
 
+/// So many tasks of one business id are enough to have in memory; while they wait, scans pass over the id.
+const CROWD: usize = 64;
+/// How many business ids of a lane are passed over at the most.
+const MOST_CROWDS: usize = 32;
+
 #[derive(Debug, Default)]
 struct Scanner {
     floors: HashMap<(Lane, u8), Timestamp>,
+    /// Business ids that are passed over: by lane and hash, their names.
+    crowds: HashMap<(Lane, u32), String>,
 }
 
 pub(super) async fn run(shared: Arc<Shared>) {
@@ -43,16 +50,13 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 shared.sweep().await;
             }
             match scanner.run_once(&shared, shared.clock.now()).await {
-                Ok(more) if more => next = Duration::ZERO,
+                // Only what is new counts: a slice may begin with tasks that wait here for their limits.
+                Ok(news) if news && shared.wants_more(&shared.waiting()) => continue,
                 Ok(_) => {}
                 Err(e) => tracing::warn!(error = %e, "the scan for due tasks failed"),
             }
         } else {
             next = Duration::from_millis(50);
-        }
-        if next.is_zero() {
-            shared.room_for_more().await;
-            continue;
         }
         tokio::select! {
             () = shared.wake.scanner.notified() => {}
@@ -92,7 +96,7 @@ pub(super) async fn run_listener(shared: Arc<Shared>) {
 }
 
 impl Scanner {
-    /// One look. `true`: there is more than it could bring.
+    /// One look. `true`: it brought something new.
     async fn run_once(&mut self, shared: &Shared, now: Timestamp) -> Result<bool> {
         let slices = self.slices(shared);
         if slices.is_empty() {
@@ -103,17 +107,52 @@ impl Scanner {
             let waiting = shared.waiting();
             if waiting.wheel.has_room() { waiting.wheel.horizon() } else { now }
         };
-        let found = shared.store.scan(&slices, until, limit as u32).await?;
-        metrics::histogram!("redrive_scan_rows").record(found.len() as f64);
-        Ok(self.take_in(shared, &slices, &found, limit, now))
+        self.see_crowds(shared).await?;
+        let crowded = |slice: &Slice| self.crowds.keys().any(|(lane, _)| *lane == slice.lane);
+        let (crowded, free): (Vec<Slice>, Vec<Slice>) = slices.into_iter().partition(crowded);
+        let mut news = false;
+        for slices in crowded.chunk_by(|a, b| a.lane == b.lane).chain([&*free]).filter(|slices| !slices.is_empty()) {
+            let without = self.crowds_of(slices);
+            let found = shared.store.scan_without(slices, &without, until, limit as u32).await?;
+            metrics::histogram!("redrive_scan_rows").record(found.len() as f64);
+            news |= self.take_in(shared, slices, &found, limit, now);
+        }
+        Ok(news)
     }
 
-    /// All that is ours, less the lanes that have enough ready.
+    /// Which business ids have more tasks waiting in memory than they can run for a while. Scans pass over them, and the
+    /// floor with it; when there is room for more of them, the floor goes back.
+    async fn see_crowds(&mut self, shared: &Shared) -> Result<()> {
+        let crowds = shared.waiting().ready.crowds(CROWD);
+        let still = |(lane, hash): &(Lane, u32)| crowds.iter().any(|due| (due.lane, due.business) == (*lane, *hash));
+        let gone: Vec<(Lane, u32)> = self.crowds.keys().filter(|crowd| !still(crowd)).copied().collect();
+        for crowd in gone {
+            self.crowds.remove(&crowd);
+            self.floors.retain(|(lane, _), _| *lane != crowd.0);
+        }
+        for due in crowds.iter().take(MOST_CROWDS) {
+            if !self.crowds.contains_key(&(due.lane, due.business))
+                && let Some(business) = shared.store.get(due.id).await?.and_then(|task| task.business)
+            {
+                self.crowds.insert((due.lane, due.business), business.id);
+            }
+        }
+        Ok(())
+    }
+
+    fn crowds_of(&self, slices: &[Slice]) -> Vec<String> {
+        let of = |lane| slices.first().is_some_and(|slice| slice.lane == lane);
+        self.crowds.iter().filter(|((lane, _), _)| of(*lane)).map(|(_, name)| name.clone()).collect()
+    }
+
+    /// All that is ours, less the lanes that have enough ready, or may not run now.
     fn slices(&self, shared: &Shared) -> Vec<Slice> {
         let owned = shared.owned.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
         let enough = shared.low_water();
         let waiting = shared.waiting();
-        let hungry = owned.into_iter().filter(|(lane, _)| waiting.ready.lane_len(*lane) < enough);
+        let limits = shared.limits();
+        let hungry =
+            owned.into_iter().filter(|(lane, _)| waiting.ready.lane_len(*lane) < enough && !limits.is_paused(*lane));
         let shards = |(lane, shards): (Lane, u64)| {
             let ours = (0..SHARDS).filter(move |shard| shards & (1 << shard) != 0);
             ours.map(move |shard| Slice { lane, shard, from: self.floor(lane, shard) })
@@ -128,39 +167,31 @@ impl Scanner {
     fn take_in(&mut self, shared: &Shared, slices: &[Slice], found: &[Due], limit: usize, now: Timestamp) -> bool {
         let mut counts: HashMap<(Lane, u8), (usize, Timestamp)> = HashMap::new();
         let mut waiting = shared.waiting();
+        let mut news = false;
         for due in found {
             let seen = counts.entry((due.lane, due.id.shard())).or_insert((0, due.due));
             seen.0 += 1;
             if due.due <= now {
-                waiting.ready.push(*due);
+                news |= waiting.ready.push(*due);
             } else {
                 waiting.wheel.insert(*due);
             }
         }
-        drop(waiting);
-        shared.wake.claimer.notify_one();
-        let mut more = false;
+        slices.iter().for_each(|slice| _ = waiting.more.remove(&slice.lane));
         for slice in slices {
             let (n, first) = counts.get(&(slice.lane, slice.shard)).copied().unwrap_or((0, now));
             self.floors.insert((slice.lane, slice.shard), first.min(now - SLACK));
-            more |= n >= limit && first <= now;
+            if n >= limit && first <= now {
+                waiting.more.insert(slice.lane);
+            }
         }
-        more
+        drop(waiting);
+        shared.wake.claimer.notify_one();
+        news
     }
 }
 
 impl Shared {
-    /// Waits until the ready queue wants more.
-    async fn room_for_more(&self) {
-        while !self.stopping.is_cancelled() && self.waiting().ready.len() >= self.low_water() {
-            tokio::select! {
-                () = self.wake.scanner.notified() => {}
-                () = pause(self.config.scan_interval) => {}
-                () = self.stopping.cancelled() => {}
-            }
-        }
-    }
-
     /// Everything that is ours, from the beginning: what dead nodes held, and what is ours without our knowing.
     async fn sweep(&self) {
         let owned = Scanner::default().all(self);
@@ -176,6 +207,23 @@ impl Shared {
         if let Err(e) = self.give_back_lost(now).await {
             tracing::warn!(error = %e, "looking for lost claims failed; trying again at the next sweep");
         }
+        if let Err(e) = self.count_elsewhere(&owned).await {
+            tracing::warn!(error = %e, "what other nodes run of our business ids could not be counted");
+        }
+    }
+
+    /// What others still run in shards that are ours now: it counts for the limits of business ids.
+    async fn count_elsewhere(&self, owned: &[Slice]) -> Result<()> {
+        let lanes = self.limits().lanes_by_business();
+        if lanes.is_empty() {
+            return Ok(());
+        }
+        let slices: Vec<Slice> = owned.iter().filter(|slice| lanes.contains(&slice.lane)).copied().collect();
+        let running = self.store.held_by_others(&slices, self.me.number(), 1_000).await?;
+        self.limits().set_elsewhere(&running);
+        self.waiting().ready.unpark_all();
+        self.wake.claimer.notify_one();
+        Ok(())
     }
 
     /// Rows that bear our number and are in none of our lists: the answer to their claim, or insert, was lost for good.
@@ -185,7 +233,7 @@ impl Shared {
             let lane = *lane;
             (0..SHARDS).map(move |shard| Slice { lane, shard, from: Timestamp::EPOCH })
         };
-        let all: Vec<Slice> = self.lanes.keys().flat_map(shards).collect();
+        let all: Vec<Slice> = self.lanes.iter().flat_map(shards).collect();
         let since = now - self.config.lease * 2;
         let held = self.store.held_by(&all, self.me.number(), since, 1_000).await?;
         for task in held {

@@ -135,8 +135,7 @@ fn settled(shared: &Shared, s: &Settle, result: Settled) {
         Settled::Went(To::Pending { due }) => {
             metrics::counter!("redrive_again").increment(1);
             if shared.owns(s.task.lane, s.task.shard()) && !shared.stopping.is_cancelled() {
-                let (id, version) = (s.task.id, s.task.version + 1);
-                shared.expect(Due { id, version, due, priority: s.task.priority, lane: s.task.lane });
+                shared.expect(Due::of(&s.task, s.task.version + 1, due));
             }
         }
         Settled::Went(To::Dead(_) | To::Dropped(_)) => metrics::counter!("redrive_dead").increment(1),

@@ -95,7 +95,14 @@ mod tests {
     const NOW: i64 = 1_800_000_000_000;
 
     fn due(id: i64, at: i64) -> Due {
-        Due { id: TaskId::from_i64(id), version: 0, due: Timestamp::from_millis(at), priority: 0, lane: Lane(1) }
+        Due {
+            id: TaskId::from_i64(id),
+            version: 0,
+            due: Timestamp::from_millis(at),
+            priority: 0,
+            lane: Lane(1),
+            business: 0,
+        }
     }
 
     #[test]

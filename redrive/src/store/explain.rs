@@ -24,7 +24,7 @@ impl Store {
         let slices: Vec<_> =
             (0..SHARDS).map(|shard| Slice { lane: Lane::of(method), shard, from: Timestamp::EPOCH }).collect();
         let task = NewTask::new(method, &0)?.into_task(self.ids(), now, self.options().max_params)?;
-        let due = [Due { id: task.id, version: 0, due: now, priority: 0, lane: task.lane }];
+        let due = [Due::of(&task, 0, now)];
         let settled = Settle::new(task.clone(), settle(&task, &Outcome::GivenBack, now, 0.0));
         let after = [task.clone()];
         let columns = column_list("t.");
@@ -32,7 +32,7 @@ impl Store {
         // A row that is there: MySQL does not plan the reading of one that is not.
         let some = self.list(&TaskFilter::default(), 1).await?.first().map_or(task.id, |t| t.id);
         let statements = [
-            ("scan", slices_query(dialect, &slices, "t.id, t.version", &Wanted::Pending, now, 100)),
+            ("scan", slices_query(dialect, &slices, "t.id, t.version", &Wanted::Pending(Vec::new()), now, 100)),
             ("claim", Claim { due: &due, node, now, moment: now }.query(dialect)),
             ("put back", put_back_query(dialect, &[&settled], &after, Hold::Node(node), now)),
             ("delete", delete_query(dialect, &[&settled], Hold::Node(node))),

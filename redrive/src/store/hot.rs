@@ -16,7 +16,7 @@ use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::id::TaskId;
 use crate::settle::{give_up, spent};
-use crate::task::{Lane, NodeNumber, Task};
+use crate::task::{Lane, NodeNumber, Task, business_hash};
 
 use super::Store;
 use super::db::{Connection, Dialect, Query, Row, Value, query};
@@ -50,6 +50,16 @@ pub struct Due {
     pub priority: i16,
     /// Its lane.
     pub lane: Lane,
+    /// A hash of its business id; 0 if it has none.
+    pub business: u32,
+}
+
+impl Due {
+    /// A task that waits.
+    pub(crate) fn of(task: &Task, version: i32, due: Timestamp) -> Self {
+        let business = task.business.as_ref().map_or(0, |b| business_hash(&b.id));
+        Self { id: task.id, version, due, priority: task.priority, lane: task.lane, business }
+    }
 }
 
 /// What a claim got.
@@ -64,9 +74,21 @@ pub struct Claimed {
 impl Store {
     /// Pending tasks of these slices that are due until `until`: at most `limit` of each slice, the earliest first.
     pub async fn scan(&self, slices: &[Slice], until: Timestamp, limit: u32) -> Result<Vec<Due>> {
-        let columns = "t.id, t.version, t.next_retry_time, t.priority, t.lane";
+        self.scan_without(slices, &[], until, limit).await
+    }
+
+    /// The same, passing over these business ids.
+    pub async fn scan_without(
+        &self,
+        slices: &[Slice],
+        businesses: &[String],
+        until: Timestamp,
+        limit: u32,
+    ) -> Result<Vec<Due>> {
+        let columns = "t.id, t.version, t.next_retry_time, t.priority, t.lane, t.business_id";
+        let wanted = Wanted::pending_without(businesses);
         retrying!(self.pools(), Use::Read, Scope::Statement, "scanning for due tasks", |c, _| {
-            let rows = read_slices(c, slices, columns, &Wanted::Pending, until, limit).await?;
+            let rows = read_slices(c, slices, columns, &wanted, until, limit).await?;
             let mut due: Vec<Due> = rows.iter().map(read_due).collect::<sqlx::Result<_>>()?;
             due.sort_unstable_by_key(|d| d.due); // the slices come one after the other
             Ok(due)
@@ -109,14 +131,15 @@ fn read_due(row: &Row) -> sqlx::Result<Due> {
         due: Timestamp::from_millis(c.int()?),
         priority: narrow(c.int()?)?,
         lane: Lane(narrow(c.int()?)?),
+        business: c.opt_text()?.map_or(0, business_hash),
     })
 }
 
 /// Which rows of a slice are wanted.
 #[derive(Clone, Debug)]
 pub(super) enum Wanted {
-    /// Pending ones.
-    Pending,
+    /// Pending ones, but none of these business ids. There are none of them, or 1, 2, 4, … (the last one repeated).
+    Pending(Vec<String>),
     /// Of those that stand at the head of the slice, the ones for which a condition on `x` holds. Running tasks stand
     /// there, since they were due when they were claimed; a backlog behind them is not looked through.
     AtHead(&'static str, Vec<Value<'static>>),
@@ -127,14 +150,25 @@ pub(super) enum Wanted {
 const HEAD: u32 = 256;
 
 impl Wanted {
+    fn pending_without(businesses: &[String]) -> Self {
+        let n = if businesses.is_empty() { 0 } else { businesses.len().next_power_of_two() };
+        let last = businesses.last().cloned().unwrap_or_default();
+        let all = businesses.iter().cloned().chain(std::iter::repeat(last)).take(n);
+        Self::Pending(all.collect())
+    }
+
     /// A walk of the scan index up to a time, for the slice given by `lane`, `shard` and `from`; gives whole rows or, for
     /// SQLite, ids.
     fn walk(&self, columns: &str, lane: &str, shard: &str, from: &str) -> String {
         let slice = format!("lane = {lane} AND shard = {shard} AND next_retry_time >= {from} AND next_retry_time <= ?");
         match self {
-            Self::Pending => {
+            Self::Pending(without) => {
+                let not = match without.len() {
+                    0 => String::new(),
+                    n => format!(" AND (business_id IS NULL OR business_id NOT IN ({}))", vec!["?"; n].join(", ")),
+                };
                 format!(
-                    "SELECT {columns} FROM {TASK_TABLE} x WHERE {slice} AND status = 0 ORDER BY next_retry_time LIMIT ?"
+                    "SELECT {columns} FROM {TASK_TABLE} x WHERE {slice} AND status = 0{not} ORDER BY next_retry_time LIMIT ?"
                 )
             }
             Self::AtHead(which, _) => format!(
@@ -144,11 +178,12 @@ impl Wanted {
     }
 
     fn bind_to(&self, query: Query<'static>, until: Timestamp, limit: u32) -> Query<'static> {
-        let values = match self {
-            Self::Pending => &[],
-            Self::AtHead(_, values) => &**values,
+        let query = query.bind(until);
+        let query = match self {
+            Self::Pending(without) => query.bind_all(without.iter().cloned()),
+            Self::AtHead(_, values) => query.bind_all(values.iter().cloned()),
         };
-        query.bind(until).bind_all(values.iter().cloned()).bind(limit)
+        query.bind(limit)
     }
 }
 

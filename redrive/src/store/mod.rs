@@ -12,6 +12,7 @@
 //! | `hot` | finding what is due, claiming it |
 //! | `settle` | ending attempts, rescuing what dead nodes held |
 //! | `task`, `dead`, `archive` | looking at tasks and what people do to them |
+//! | `method` | what waits of each method, and which are paused |
 //! | `node`, `lock` | nodes, fences, named locks |
 //! | `wake` | wake-ups between processes |
 //! | `explain` | the plans of the hot statements |
@@ -25,6 +26,7 @@ mod hot;
 mod insert;
 mod key;
 mod lock;
+mod method;
 mod node;
 mod pool;
 mod retry;
@@ -49,6 +51,7 @@ pub use hot::{Claimed, Due, Slice};
 pub(crate) use insert::Callers;
 pub use insert::{Enqueued, Prepared};
 pub use lock::Lock;
+pub use method::{LaneDepth, MOST_COUNTED, Paused};
 pub use node::{Node, NodeSeen, Registration};
 pub use pool::StoreOptions;
 pub use settle::{Kept, Settle, Settled};

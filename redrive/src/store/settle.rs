@@ -157,6 +157,12 @@ impl Store {
         self.running(slices, Wanted::AtHead(which, vec![node.into(), since.into()]), limit).await
     }
 
+    /// What other nodes hold in these slices.
+    pub async fn held_by_others(&self, slices: &[Slice], node: NodeNumber, limit: u32) -> Result<Vec<Task>> {
+        let which = "x.status = 1 AND x.locked_by <> ?";
+        self.running(slices, Wanted::AtHead(which, vec![node.into()]), limit).await
+    }
+
     async fn running(&self, slices: &[Slice], wanted: Wanted, limit: u32) -> Result<Vec<Task>> {
         retrying!(self.pools(), Use::Read, Scope::Statement, "looking for running tasks", |c, _| {
             let rows = read_slices(c, slices, &column_list("t."), &wanted, Timestamp::MAX, limit).await?;

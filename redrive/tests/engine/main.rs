@@ -5,4 +5,5 @@
 mod harness;
 
 mod execution;
+mod limits;
 mod nodes;

@@ -215,7 +215,7 @@ pub async fn claimed(store: &Store, new: NewTask) -> (Task, NodeNumber) {
 }
 
 pub fn due_of(task: &Task) -> Due {
-    Due { id: task.id, version: task.version, due: task.due, priority: task.priority, lane: task.lane }
+    Due { id: task.id, version: task.version, due: task.due, priority: task.priority, lane: task.lane, business: 0 }
 }
 
 pub fn timeout() -> Outcome {

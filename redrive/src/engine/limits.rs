@@ -1,0 +1,312 @@
+//! What may run now: so many at once on this node, of a method, of one business id; so many in a time; and which methods
+//! people have paused.
+//!
+//! *State.* Slots that are taken, by lane and business id; for a method with a rate a bucket of tokens, which fills
+//! steadily; for a business id also what other nodes still run of it, from the time when they owned its shard.
+//!
+//! *Invariants.* Whoever starts a task has taken a slot for it, and gives it back when the attempt has ended. All tasks
+//! of a business id are in one shard, so its owner alone keeps the limit. A rate is the cluster's: each node that
+//! handles the method has its share.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::clock::Timestamp;
+use crate::error::Problems;
+use crate::store::Due;
+use crate::task::{Lane, Task, business_hash};
+
+use super::Shared;
+use super::handler::{MethodOptions, Rate};
+
+/// A place for one running task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot {
+    pub(crate) lane: Lane,
+    /// The hash of its business id; 0 if it has none.
+    pub(crate) business: u32,
+}
+
+impl Slot {
+    pub(crate) fn of(task: &Task) -> Self {
+        Self { lane: task.lane, business: task.business.as_ref().map_or(0, |b| business_hash(&b.id)) }
+    }
+
+    pub(crate) fn for_due(due: &Due) -> Self {
+        Self { lane: due.lane, business: due.business }
+    }
+}
+
+/// The answer to "may I?".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reserved {
+    Yes,
+    /// Not this one: its business id has enough running.
+    NotThisBusiness,
+    /// None of this lane now.
+    NotThisLane,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Limits {
+    most: usize,
+    taken: usize,
+    lanes: HashMap<Lane, LaneLimits>,
+}
+
+#[derive(Debug)]
+struct LaneLimits {
+    options: MethodOptions,
+    taken: usize,
+    businesses: HashMap<u32, usize>,
+    /// Of a business id, what runs elsewhere.
+    elsewhere: HashMap<u32, usize>,
+    bucket: Option<Bucket>,
+    paused: bool,
+}
+
+impl Limits {
+    pub(crate) fn new(most: usize, methods: impl Iterator<Item = (Lane, MethodOptions)>, now: Timestamp) -> Self {
+        let lane = |options: MethodOptions| LaneLimits {
+            taken: 0,
+            businesses: HashMap::new(),
+            elsewhere: HashMap::new(),
+            bucket: options.rate.map(|rate| Bucket::new(rate, now)),
+            paused: false,
+            options,
+        };
+        Self { most, taken: 0, lanes: methods.map(|(l, options)| (l, lane(options))).collect() }
+    }
+
+    /// Takes a slot, if there is one.
+    pub(crate) fn reserve(&mut self, slot: Slot, now: Timestamp) -> Reserved {
+        let Some(lane) = self.lanes.get_mut(&slot.lane).filter(|_| self.taken < self.most) else {
+            return Reserved::NotThisLane;
+        };
+        let reserved = lane.reserve(slot.business, now);
+        self.taken += usize::from(reserved == Reserved::Yes);
+        reserved
+    }
+
+    /// Gives a slot back. `true`: others of its business id may have waited for that.
+    pub(crate) fn release(&mut self, slot: Slot) -> bool {
+        self.taken = self.taken.saturating_sub(1);
+        self.lanes.get_mut(&slot.lane).is_some_and(|lane| lane.release(slot.business))
+    }
+
+    pub(crate) fn taken(&self) -> usize {
+        self.taken
+    }
+
+    pub(crate) fn free(&self) -> usize {
+        self.most.saturating_sub(self.taken)
+    }
+
+    /// Whether people have paused this lane. If so, it need not be read.
+    pub(crate) fn is_paused(&self, lane: Lane) -> bool {
+        self.lanes.get(&lane).is_some_and(|lane| lane.paused)
+    }
+
+    /// When the next token of a lane that has run out of them comes.
+    pub(crate) fn next_token(&self, lane: Lane) -> Option<Timestamp> {
+        self.lanes.get(&lane)?.bucket.as_ref()?.next_token()
+    }
+
+    /// How many nodes share the rate of a lane.
+    pub(crate) fn share(&mut self, lane: Lane, nodes: usize) {
+        if let Some(bucket) = self.lanes.get_mut(&lane).and_then(|lane| lane.bucket.as_mut()) {
+            bucket.nodes = nodes.max(1);
+        }
+    }
+
+    /// Which lanes are paused; `true` if that is news.
+    pub(crate) fn set_paused(&mut self, paused: &[Lane]) -> bool {
+        let mut news = false;
+        for (lane, limits) in &mut self.lanes {
+            let now = paused.contains(lane);
+            news |= limits.paused != now;
+            limits.paused = now;
+        }
+        news
+    }
+
+    /// The lanes that have a limit for each business id.
+    pub(crate) fn lanes_by_business(&self) -> Vec<Lane> {
+        self.lanes.iter().filter(|(_, l)| l.options.per_business.is_some()).map(|(lane, _)| *lane).collect()
+    }
+
+    /// What others still run in the shards of ours.
+    pub(crate) fn set_elsewhere(&mut self, running: &[Task]) {
+        self.lanes.values_mut().for_each(|lane| lane.elsewhere.clear());
+        for slot in running.iter().map(Slot::of).filter(|slot| slot.business != 0) {
+            if let Some(lane) = self.lanes.get_mut(&slot.lane) {
+                *lane.elsewhere.entry(slot.business).or_default() += 1;
+            }
+        }
+    }
+}
+
+impl LaneLimits {
+    fn has_room(&mut self, now: Timestamp) -> bool {
+        let tokens = self.bucket.as_mut().is_none_or(|bucket| bucket.has(now));
+        tokens && !self.paused && self.options.concurrency.is_none_or(|most| self.taken < most)
+    }
+
+    fn reserve(&mut self, business: u32, now: Timestamp) -> Reserved {
+        if !self.has_room(now) {
+            return Reserved::NotThisLane;
+        }
+        if let Some(most) = self.options.per_business.filter(|_| business != 0) {
+            let elsewhere = self.elsewhere.get(&business).copied().unwrap_or(0);
+            let taken = self.businesses.entry(business).or_default();
+            if *taken + elsewhere >= most {
+                return Reserved::NotThisBusiness;
+            }
+            *taken += 1;
+        }
+        self.bucket.iter_mut().for_each(Bucket::take);
+        self.taken += 1;
+        Reserved::Yes
+    }
+
+    fn release(&mut self, business: u32) -> bool {
+        self.taken = self.taken.saturating_sub(1);
+        let Some(taken) = self.businesses.get_mut(&business) else { return false };
+        *taken = taken.saturating_sub(1);
+        if *taken == 0 {
+            self.businesses.remove(&business);
+        }
+        true
+    }
+}
+
+/// Tokens that come steadily, kept for at most one period.
+#[derive(Debug)]
+struct Bucket {
+    rate: Rate,
+    nodes: usize,
+    tokens: f64,
+    filled: Timestamp,
+}
+
+impl Bucket {
+    fn new(rate: Rate, now: Timestamp) -> Self {
+        Self { rate, nodes: 1, tokens: 1.0, filled: now }
+    }
+
+    fn per_ms(&self) -> f64 {
+        f64::from(self.rate.tasks) / (self.rate.per.as_secs_f64() * 1000.0) / self.nodes as f64
+    }
+
+    fn has(&mut self, now: Timestamp) -> bool {
+        let passed = now.since(self.filled).as_secs_f64() * 1000.0;
+        self.filled = self.filled.max(now);
+        let most = (f64::from(self.rate.tasks) / self.nodes as f64).max(1.0);
+        self.tokens = (self.tokens + passed * self.per_ms()).min(most);
+        self.tokens >= 1.0
+    }
+
+    fn take(&mut self) {
+        self.tokens -= 1.0;
+    }
+
+    fn next_token(&self) -> Option<Timestamp> {
+        let missing = (1.0 - self.tokens).max(0.0);
+        (missing > 0.0).then(|| self.filled + Duration::from_secs_f64(missing / self.per_ms() / 1000.0))
+    }
+}
+
+impl Shared {
+    /// A slot for a task, if there is one.
+    pub(super) fn reserve(&self, slot: Slot) -> bool {
+        self.limits().reserve(slot, self.clock.now()) == Reserved::Yes
+    }
+
+    pub(super) fn release(&self, slot: Slot) {
+        if self.limits().release(slot) {
+            self.waiting().ready.unpark(slot);
+        }
+        self.wake.claimer.notify_one();
+    }
+}
+
+impl MethodOptions {
+    /// All that is wrong with them.
+    pub(crate) fn check(&self, method: &str, problems: &mut Problems) {
+        let positive = |n: Option<usize>| n.is_none_or(|n| n > 0);
+        problems.require(positive(self.concurrency) && positive(self.per_business), method, || {
+            "a limit of 0 would let nothing run; pause the method instead".into()
+        });
+        let rate = self.rate.is_none_or(|rate| rate.tasks > 0 && !rate.per.is_zero());
+        problems.require(rate, method, || "a rate needs at least one task and a time".into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LANE: Lane = Lane(1);
+    const START: Timestamp = Timestamp::from_millis(1_000_000);
+
+    fn limits(most: usize, options: MethodOptions) -> Limits {
+        Limits::new(most, [(LANE, options)].into_iter(), START)
+    }
+
+    fn of(business: u32) -> Slot {
+        Slot { lane: LANE, business }
+    }
+
+    #[test]
+    fn no_more_than_the_node_or_the_method_has_room_for() {
+        let mut node = limits(2, MethodOptions::default());
+        let answers = [(); 3].map(|()| node.reserve(of(0), START));
+        assert_eq!(answers, [Reserved::Yes, Reserved::Yes, Reserved::NotThisLane]);
+        let mut method = limits(9, MethodOptions::default().concurrency(1));
+        assert_eq!(method.reserve(of(0), START), Reserved::Yes);
+        assert_eq!(method.reserve(of(0), START), Reserved::NotThisLane);
+        method.release(of(0));
+        assert_eq!(method.reserve(of(0), START), Reserved::Yes);
+        assert_eq!(method.reserve(Slot { lane: Lane(9), business: 0 }, START), Reserved::NotThisLane, "unknown");
+    }
+
+    #[test]
+    fn a_business_id_that_has_enough_does_not_hold_up_others() {
+        let mut limits = limits(9, MethodOptions::default().per_business(1));
+        assert_eq!(limits.reserve(of(7), START), Reserved::Yes);
+        assert_eq!(limits.reserve(of(7), START), Reserved::NotThisBusiness);
+        assert_eq!(limits.reserve(of(8), START), Reserved::Yes);
+        assert_eq!(limits.reserve(of(0), START), Reserved::Yes, "without one there is no limit");
+        assert!(limits.release(of(7)));
+        assert_eq!(limits.reserve(of(7), START), Reserved::Yes);
+    }
+
+    #[test]
+    fn tokens_come_steadily_and_are_kept_for_one_period() {
+        let mut limits = limits(99, MethodOptions::default().rate(10, Duration::from_secs(1)));
+        let mut taken = |ms: u64| {
+            let now = START + Duration::from_millis(ms);
+            (0..99).filter(|_| limits.reserve(of(0), now) == Reserved::Yes).count()
+        };
+        assert_eq!([taken(0), taken(50), taken(100), taken(500), taken(9_000)], [1, 0, 1, 4, 10]);
+        assert_eq!(limits.next_token(LANE), Some(START + Duration::from_millis(9_100)));
+    }
+
+    #[test]
+    fn nodes_share_a_rate() {
+        let mut limits = limits(99, MethodOptions::default().rate(10, Duration::from_secs(1)));
+        limits.share(LANE, 2);
+        let now = START + Duration::from_secs(60);
+        assert_eq!((0..99).filter(|_| limits.reserve(of(0), now) == Reserved::Yes).count(), 5);
+    }
+
+    #[test]
+    fn a_paused_lane_is_closed() {
+        let mut limits = limits(9, MethodOptions::default());
+        assert!(limits.set_paused(&[LANE]) && !limits.set_paused(&[LANE]));
+        assert_eq!((limits.is_paused(LANE), limits.reserve(of(0), START)), (true, Reserved::NotThisLane));
+        limits.set_paused(&[]);
+        assert_eq!((limits.is_paused(LANE), limits.reserve(of(0), START)), (false, Reserved::Yes));
+    }
+}

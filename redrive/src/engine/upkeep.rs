@@ -1,0 +1,65 @@
+//! What one node does for all: counting what waits.
+//!
+//! By a lock with a term, so that it is done once however many nodes there are. Nothing depends on it but gauges.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::pause;
+use crate::error::Result;
+use crate::store::LaneDepth;
+use crate::task::Lane;
+
+use super::Shared;
+
+const EVERY: Duration = Duration::from_secs(15);
+
+pub(super) async fn run(shared: Arc<Shared>) {
+    loop {
+        tokio::select! {
+            () = pause(EVERY) => {}
+            () = shared.stopping.cancelled() => return,
+        }
+        if shared.me.may_work()
+            && let Err(e) = shared.keep_up().await
+        {
+            tracing::debug!(error = %e, "upkeep failed; trying again");
+        }
+    }
+}
+
+impl Shared {
+    async fn keep_up(&self) -> Result<()> {
+        let me = self.me.number().to_string();
+        if self.store.lock("upkeep", &me, EVERY * 2, self.clock.now()).await?.is_some() {
+            self.report(&self.store.depths().await?).await?;
+        }
+        Ok(())
+    }
+
+    /// How much waits in each lane and since when, and what nobody handles.
+    async fn report(&self, depths: &[LaneDepth]) -> Result<()> {
+        let now = self.clock.now();
+        let nodes = self.store.nodes().await?;
+        let alive = nodes.iter().filter(|node| !node.dead).flat_map(|node| &node.registration.methods);
+        let handled: HashSet<Lane> = alive.map(|method| Lane::of(method)).collect();
+        let mut unhandled = 0;
+        for lane in depths {
+            let lag = lane.oldest_due.map_or(0.0, |due| now.since(due).as_secs_f64());
+            let method = || lane.method.clone();
+            metrics::gauge!("redrive_depth", "method" => method()).set(lane.depth as f64);
+            metrics::gauge!("redrive_lag_seconds", "method" => method()).set(lag);
+            if let Some(due) = lane.oldest_due {
+                let seconds = due.as_millis() as f64 / 1000.0;
+                metrics::gauge!("redrive_oldest_due_seconds", "method" => method()).set(seconds);
+            }
+            if !handled.contains(&lane.lane) {
+                unhandled += lane.depth;
+                tracing::warn!(method = lane.method, tasks = lane.depth, "no node handles this method; its tasks wait");
+            }
+        }
+        metrics::gauge!("redrive_unhandled").set(unhandled as f64);
+        Ok(())
+    }
+}

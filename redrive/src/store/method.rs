@@ -1,0 +1,145 @@
+//! Methods: which ones people have paused, and how much of each waits.
+//!
+//! A pause is a row of `redrive_setting` (`pause/` and the lane's number), which every node reads as often as it beats. Who
+//! pauses and resumes is noted in `redrive_audit` in the same transaction.
+
+use crate::clock::Timestamp;
+use crate::error::Result;
+use crate::id::SHARDS;
+use crate::task::Lane;
+
+use super::Store;
+use super::db::{Connection, Dialect, query};
+use super::hot::Slice;
+use super::pool::Use;
+use super::retry::{Scope, retrying};
+use super::row::narrow;
+use super::schema::TASK_TABLE;
+
+/// A method that people have paused: its tasks wait.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Paused {
+    /// Its name.
+    pub method: String,
+    /// Since when.
+    pub since: Timestamp,
+    /// By whom, if they said.
+    pub by: Option<String>,
+}
+
+/// What waits and runs in a lane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaneDepth {
+    /// The lane.
+    pub lane: Lane,
+    /// The method of its first task.
+    pub method: String,
+    /// How many tasks there are, at most [`MOST_COUNTED`].
+    pub depth: u64,
+    /// When the first of those that wait is due.
+    pub oldest_due: Option<Timestamp>,
+}
+
+/// Counting stops here: a gauge must not cost as much as the work.
+pub const MOST_COUNTED: u64 = 1_000_000;
+
+impl Store {
+    /// Holds a method's tasks back, on all nodes, until it is resumed. What runs goes on. `false`: it was paused already.
+    pub async fn pause(&self, method: &str, by: Option<&str>, now: Timestamp) -> Result<bool> {
+        let sql = match self.dialect() {
+            Dialect::MySql => {
+                "INSERT IGNORE INTO redrive_setting (name, version, updated_at, updated_by, value) VALUES (?, 1, ?, ?, ?)"
+            }
+            _ => {
+                "INSERT INTO redrive_setting (name, version, updated_at, updated_by, value) VALUES (?, 1, ?, ?, ?) \
+                 ON CONFLICT (name) DO NOTHING"
+            }
+        };
+        let paused = query(sql).bind(setting(method)).bind(now).bind(by).bind(method);
+        self.set_pause("pause", method, by, paused, now).await
+    }
+
+    /// Lets a method's tasks run again. `false`: it was not paused.
+    pub async fn resume(&self, method: &str, by: Option<&str>, now: Timestamp) -> Result<bool> {
+        let resumed = query("DELETE FROM redrive_setting WHERE name = ?").bind(setting(method));
+        self.set_pause("resume", method, by, resumed, now).await
+    }
+
+    async fn set_pause(
+        &self,
+        action: &str,
+        method: &str,
+        by: Option<&str>,
+        change: super::db::Query<'_>,
+        now: Timestamp,
+    ) -> Result<bool> {
+        let id = self.ids().next(self.ids().any_shard(), now);
+        retrying!(
+            self.pools(),
+            Use::Write,
+            Scope::Transaction,
+            &format!("{action} of the method {method}"),
+            |c, tried| {
+                if c.execute(change.clone()).await? == 0 {
+                    return Ok(tried > 0); // our earlier try, whose answer was lost
+                }
+                let audit =
+                    "INSERT INTO redrive_audit (id, at, who, action, target, outcome) VALUES (?, ?, ?, ?, ?, 'done')";
+                let audit = query(audit).bind(id).bind(now).bind(by.unwrap_or("unknown"));
+                c.execute(audit.bind(format!("method.{action}")).bind(method)).await?;
+                Ok(true)
+            }
+        )
+    }
+
+    /// The methods that are paused, by name.
+    pub async fn paused(&self) -> Result<Vec<Paused>> {
+        let sql = "SELECT value, updated_at, updated_by FROM redrive_setting WHERE name LIKE 'pause/%' ORDER BY value";
+        retrying!(self.pools(), Use::Read, Scope::Statement, "reading which methods are paused", |c, _| {
+            let rows = c.rows(query(sql)).await?;
+            let paused = rows.iter().map(|row| {
+                let mut c = row.columns();
+                let (method, since) = (c.text()?.to_owned(), Timestamp::from_millis(c.int()?));
+                Ok(Paused { method, since, by: c.opt_text()?.map(str::to_owned) })
+            });
+            paused.collect()
+        })
+    }
+
+    /// What there is in each lane that has tasks.
+    pub async fn depths(&self) -> Result<Vec<LaneDepth>> {
+        let mut lanes = retrying!(self.pools(), Use::Read, Scope::Statement, "counting tasks", |c, _| depths(c).await)?;
+        for lane in &mut lanes {
+            let shard = |shard| Slice { lane: lane.lane, shard, from: Timestamp::EPOCH };
+            let slices: Vec<Slice> = (0..SHARDS).map(shard).collect();
+            let first = self.scan(&slices, Timestamp::MAX, 1).await?;
+            lane.oldest_due = first.iter().map(|due| due.due).min();
+        }
+        Ok(lanes)
+    }
+}
+
+fn setting(method: &str) -> String {
+    format!("pause/{}", Lane::of(method).0)
+}
+
+/// From lane to lane by the index, without looking at what is between; then each is counted, up to a point.
+async fn depths(c: &mut Connection<'_>) -> sqlx::Result<Vec<LaneDepth>> {
+    let lanes = format!(
+        "WITH RECURSIVE l(lane) AS (SELECT MIN(lane) FROM {TASK_TABLE} UNION ALL \
+         SELECT (SELECT MIN(t.lane) FROM {TASK_TABLE} t WHERE t.lane > l.lane) FROM l WHERE l.lane IS NOT NULL) \
+         SELECT lane FROM l WHERE lane IS NOT NULL"
+    );
+    let mut depths = Vec::new();
+    for row in c.rows(query(lanes)).await? {
+        let lane = Lane(narrow(row.int()?)?);
+        let count = format!("SELECT COUNT(*) FROM (SELECT 1 AS n FROM {TASK_TABLE} WHERE lane = ? LIMIT ?) x");
+        let count = c.row(query(count).bind(lane).bind(MOST_COUNTED as i64)).await?;
+        let method = format!("SELECT method_name FROM {TASK_TABLE} WHERE lane = ? LIMIT 1");
+        let Some(method) = c.row(query(method).bind(lane)).await? else { continue };
+        let depth = count.map(|row| row.int()).transpose()?.unwrap_or(0);
+        let method = method.columns().text()?.to_owned();
+        depths.push(LaneDepth { lane, method, depth: depth.unsigned_abs(), oldest_due: None });
+    }
+    Ok(depths)
+}

@@ -1,0 +1,173 @@
+//! What may run at once, how fast, and what people hold back.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redrive::{Context, Engine, EngineConfig, MethodOptions, NewTask, Status, Verdict};
+use tokio::sync::{Semaphore, mpsc};
+
+use crate::harness::{Db, new, stores};
+
+stores!(
+    a_business_id_has_no_more_at_once_than_its_limit,
+    a_crowd_of_one_business_id_does_not_delay_another,
+    a_method_starts_no_faster_than_its_rate,
+    a_paused_method_waits_and_goes_on_when_resumed,
+    a_pause_is_noted_with_who_did_it,
+    limits_that_let_nothing_run_are_refused,
+);
+
+fn config() -> EngineConfig {
+    let mut config = EngineConfig::default();
+    config.scan_interval = Duration::from_millis(100);
+    config.sweep_interval = Duration::from_millis(500);
+    config.beat_interval = Duration::from_millis(100);
+    config
+}
+
+async fn started<F, Fut>(db: &Db, options: MethodOptions, f: F) -> Engine
+where
+    F: Fn(Context, u64) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<(), Verdict>> + Send + 'static,
+{
+    let engine = Engine::builder(db.another().await).config(config()).register_with("m", options, f);
+    engine.start().await.unwrap()
+}
+
+fn of(business: &str, n: u64) -> NewTask {
+    new(n).no_key().business("order", business)
+}
+
+async fn a_business_id_has_no_more_at_once_than_its_limit(db: Db) {
+    let running: Arc<Mutex<HashMap<String, (u32, u32)>>> = Arc::default();
+    let (called, mut calls) = mpsc::unbounded_channel();
+    let seen = running.clone();
+    let handler = move |cx: Context, n: u64| {
+        let (seen, called) = (seen.clone(), called.clone());
+        async move {
+            let business = cx.task().business.clone().unwrap().id;
+            {
+                let mut seen = seen.lock().unwrap();
+                let (now, most) = seen.entry(business.clone()).or_default();
+                *now += 1;
+                *most = (*most).max(*now);
+            }
+            tokio::task::yield_now().await;
+            seen.lock().unwrap().get_mut(&business).unwrap().0 -= 1;
+            _ = called.send(n);
+            Ok(())
+        }
+    };
+    let engine = started(&db, MethodOptions::default().per_business(2), handler).await;
+    let tasks = (0..120).map(|n| of(["a", "b", "c"][n as usize % 3], n)).collect();
+    engine.enqueue_many(tasks).await.unwrap();
+    for _ in 0..120 {
+        calls.recv().await.unwrap();
+    }
+    engine.stop().await;
+    let most: Vec<u32> = running.lock().unwrap().values().map(|(_, most)| *most).collect();
+    assert!(most.len() == 3 && most.iter().all(|most| *most <= 2), "{most:?}");
+    assert_eq!(db.count("retry_task").await, 0);
+}
+
+/// Far more of one id than a scan brings, none of which ends; and one of another id behind them, in the same shard.
+async fn a_crowd_of_one_business_id_does_not_delay_another(db: Db) {
+    let (called, mut calls) = mpsc::unbounded_channel();
+    let gate = Arc::new(Semaphore::new(0));
+    let wait = gate.clone();
+    let handler = move |cx: Context, n: u64| {
+        let (called, wait) = (called.clone(), wait.clone());
+        async move {
+            if cx.task().business.as_ref().is_some_and(|b| b.id == "crowd") {
+                _ = wait.acquire().await;
+            }
+            _ = called.send(n);
+            Ok(())
+        }
+    };
+    let long_ago = db.store.now().await.unwrap() - Duration::from_secs(60);
+    let ids = db.store.insert((0..1_500).map(|n| of("crowd", n)).collect(), long_ago).await.unwrap();
+    let shard = ids[0].id.shard();
+    let mut other = None;
+    for name in 0..10_000 {
+        let task = of(&name.to_string(), 9_999);
+        let id = db.store.insert(vec![task], long_ago + Duration::from_secs(30)).await.unwrap()[0].id;
+        if id.shard() == shard {
+            other = Some(id);
+            break;
+        }
+        db.store.cancel(id, long_ago).await.unwrap();
+    }
+    assert!(other.is_some());
+    let engine = started(&db, MethodOptions::default().per_business(1), handler).await;
+    assert_eq!(calls.recv().await, Some(9_999));
+    gate.close(); // and now the crowd
+    for _ in 0..1_500 {
+        calls.recv().await.unwrap();
+    }
+    engine.stop().await;
+    assert_eq!(db.count("retry_task").await, 0);
+}
+
+async fn a_method_starts_no_faster_than_its_rate(db: Db) {
+    let (called, mut calls) = mpsc::unbounded_channel();
+    let handler = move |_: Context, n: u64| {
+        _ = called.send(n);
+        std::future::ready(Ok(()))
+    };
+    let started_at = db.store.now().await.unwrap();
+    let engine = started(&db, MethodOptions::default().rate(20, Duration::from_millis(500)), handler).await;
+    engine.enqueue_many((0..60).map(new).collect()).await.unwrap();
+    for _ in 0..60 {
+        calls.recv().await.unwrap();
+    }
+    let took = db.store.now().await.unwrap().since(started_at);
+    // 60 at 40 a second, less what the bucket holds at the most.
+    assert!(took >= Duration::from_millis(950), "{took:?}");
+    engine.stop().await;
+}
+
+async fn a_paused_method_waits_and_goes_on_when_resumed(db: Db) {
+    let (called, mut calls) = mpsc::unbounded_channel();
+    let handler = move |_: Context, n: u64| {
+        _ = called.send(n);
+        std::future::ready(Ok(()))
+    };
+    let engine = started(&db, MethodOptions::default(), handler).await;
+    assert!(engine.pause("m", Some("ada")).await.unwrap() && !engine.pause("m", Some("ada")).await.unwrap());
+    let id = engine.enqueue(new(1)).await.unwrap().id;
+    engine.enqueue(NewTask::new("other", &2).unwrap()).await.unwrap();
+    assert_eq!(engine.get(id).await.unwrap().unwrap().status, Status::Pending);
+    assert!(calls.try_recv().is_err());
+    // By another process.
+    db.store.resume("m", Some("bob"), db.store.now().await.unwrap()).await.unwrap();
+    assert_eq!(calls.recv().await, Some(1));
+    engine.stop().await;
+}
+
+async fn a_pause_is_noted_with_who_did_it(db: Db) {
+    let now = db.store.now().await.unwrap();
+    db.store.pause("m", Some("ada"), now).await.unwrap();
+    let paused = db.store.paused().await.unwrap();
+    assert_eq!((paused.len(), &*paused[0].method, paused[0].by.as_deref()), (1, "m", Some("ada")));
+    assert!(db.store.resume("m", None, now).await.unwrap() && !db.store.resume("m", None, now).await.unwrap());
+    assert!(db.store.paused().await.unwrap().is_empty());
+    assert_eq!(db.count("redrive_audit").await, 2, "what changed nothing is not noted");
+    db.store.insert((0..5).map(new).collect(), now).await.unwrap();
+    let depths = db.store.depths().await.unwrap();
+    assert_eq!((depths.len(), &*depths[0].method, depths[0].depth), (1, "m", 5));
+    assert_eq!(depths[0].oldest_due, Some(now));
+}
+
+async fn limits_that_let_nothing_run_are_refused(db: Db) {
+    let ok = async |_: Context, _: u64| Ok(());
+    for options in [
+        MethodOptions::default().concurrency(0),
+        MethodOptions::default().per_business(0),
+        MethodOptions::default().rate(0, Duration::from_secs(1)),
+    ] {
+        let engine = Engine::builder(db.store.clone()).register_with("m", options, ok).start().await;
+        assert!(engine.unwrap_err().to_string().contains("m"));
+    }
+}
