@@ -55,3 +55,35 @@ fn node_ls_shows_who_is_alive() {
     assert!(list(&["node", "ls"]).contains("no node is alive"));
     assert!(list(&["node", "ls", "--all", "--json"]).contains("\"state\":\"dead\""));
 }
+
+/// Somebody holds SQLite's one writer, so the stop cannot be written down and waits.
+#[tokio::test]
+async fn a_second_ctrl_c_stops_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = redrive(dir.path(), &["serve"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    lines.find(|line| line.contains("Ctrl-C")).unwrap();
+    let url = format!("sqlite://{}", dir.path().join("redrive.db").display());
+    let store = redrive::Store::open(&url).await.unwrap();
+    let held = store.begin().await.unwrap();
+    let interrupt = || Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(interrupt().success());
+    lines.find(|line| line == "Ctrl-C: stopping").unwrap();
+    assert!(interrupt().success());
+    assert_eq!(lines.last().unwrap(), "Ctrl-C: stopped at once");
+    assert!(child.wait().unwrap().success());
+    held.rollback().await.unwrap();
+}
+
+#[test]
+fn methods_are_paused_and_resumed_from_the_command_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = |args: &[&str]| String::from_utf8(redrive(dir.path(), args).output().unwrap().stdout).unwrap();
+    assert!(said(&["method", "ls"]).contains("nothing waits"));
+    assert!(said(&["method", "pause", "charge", "--by", "ada"]).contains("charge: paused"));
+    assert!(said(&["method", "pause", "charge"]).contains("was paused already"));
+    let listed = said(&["method", "ls", "--json"]);
+    assert!(listed.contains("\"by\":\"ada\"") && listed.contains("\"nodes\":0"), "{listed}");
+    assert!(said(&["method", "resume", "charge"]).contains("resumed"));
+    assert!(said(&["method", "resume", "charge"]).contains("was not paused"));
+}

@@ -14,6 +14,7 @@ use crate::id::TaskId;
 use crate::store::{Claimed, Due};
 
 use super::limits::Slot;
+use super::signals::Signal;
 use super::{Shared, Waiting};
 
 /// Most rows of a claim.
@@ -102,7 +103,8 @@ impl Shared {
             Claimed::default()
         });
         metrics::histogram!("redrive_claim_batch").record(claimed.tasks.len() as f64);
-        metrics::counter!("redrive_claimed").increment(claimed.tasks.len() as u64);
+        claimed.tasks.iter().for_each(|task| self.signals.tell(Signal::Claimed, task));
+        claimed.spent.iter().for_each(|task| self.signals.tell(Signal::Dead, task));
         let ours: HashSet<TaskId> = claimed.tasks.iter().map(|task| task.id).collect();
         claimed.tasks.into_iter().for_each(|task| self.start_reserved(task));
         // Someone else took them, or their time was up: their slots are free again.

@@ -7,8 +7,10 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use crate::classify::{Class, Failure, Kind};
+use crate::clock::Stopwatch;
 use crate::id::TaskId;
 use crate::settle::Outcome;
 use crate::task::Task;
@@ -146,10 +148,16 @@ impl Shared {
         };
         let attempt = attempt(handler, task.clone(), cancel);
         let (shared, id, version) = (self.clone(), task.id, task.version);
-        let running = tokio::spawn(async move {
+        self.signals.started(&task, self.clock.now().since(task.due));
+        let number = task.attempts + 1;
+        let span = tracing::info_span!("attempt", task = %id, method = %task.method, attempt = number, node = %self.me.number());
+        let running = async move {
+            let started = Stopwatch::start();
             let outcome = attempt.await;
+            shared.signals.ended(&task, started.elapsed());
             shared.finish(task, outcome);
-        });
+        };
+        let running = tokio::spawn(running.instrument(span));
         self.running().started(id, version, running.abort_handle());
     }
 

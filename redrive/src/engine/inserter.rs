@@ -15,6 +15,7 @@ use crate::store::{Callers, Due, Enqueued, Prepared};
 use crate::task::{Status, Task};
 
 use super::limits::Slot;
+use super::signals::Signal;
 use super::{Shared, lock};
 
 /// Most rows and bytes of a flush.
@@ -174,7 +175,7 @@ fn accept(shared: &Arc<Shared>, task: Task, result: Result<Enqueued>) -> Result<
         withdraw(shared, &task);
         return result;
     }
-    metrics::counter!("redrive_enqueued").increment(1);
+    shared.signals.tell(Signal::Enqueued, &task);
     if task.status == Status::Running {
         shared.start_reserved(task);
     } else if shared.owns(task.lane, task.shard()) {

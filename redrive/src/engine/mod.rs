@@ -30,6 +30,7 @@ mod node;
 mod ready;
 mod scanner;
 mod settler;
+mod signals;
 mod upkeep;
 mod wheel;
 
@@ -60,6 +61,7 @@ use inserter::Inserter;
 use limits::Limits;
 use ready::Ready;
 use settler::Settler;
+use signals::Signals;
 use wheel::Wheel;
 
 /// A running engine. Cheap to clone; it runs until [`stop`](Self::stop).
@@ -101,6 +103,7 @@ struct Shared {
     limits: Mutex<Limits>,
     inserter: Inserter,
     settler: Settler,
+    signals: Signals,
     wake: Wake,
     stopping: CancellationToken,
     /// When the engine's own loop last moved, by the clock of `me`, in ms: without that there is no beat.
@@ -188,6 +191,7 @@ impl Builder {
         };
         let methods = || self.handlers.values().map(|h| (Lane::of(&h.method), h.options.clone()));
         let limits = Limits::new(self.config.concurrency, methods(), clock.now());
+        let signals = Signals::new(self.handlers.keys());
         let lanes = methods().map(|(lane, _)| lane).collect();
         let waiting = Waiting {
             wheel: Wheel::new(clock.now(), self.config.prefetch),
@@ -207,6 +211,7 @@ impl Builder {
             limits: Mutex::new(limits),
             inserter: Inserter::default(),
             settler: Settler::default(),
+            signals,
             wake: Wake::default(),
             stopping: CancellationToken::new(),
             pulse: AtomicU64::new(0),

@@ -17,6 +17,7 @@ use crate::store::{Due, Slice};
 use crate::task::Lane;
 
 use super::Shared;
+use super::signals::Signal;
 
 /// Rows of one slice in one scan, at the most and at the least.
 const SLICE_ROWS: std::ops::RangeInclusive<usize> = 16..=1_000;
@@ -199,7 +200,7 @@ impl Shared {
         match self.store.rescue(&owned, now, 1_000).await {
             Ok(rescued) if rescued.is_empty() => {}
             Ok(rescued) => {
-                metrics::counter!("redrive_rescued").increment(rescued.len() as u64);
+                rescued.iter().for_each(|(task, _)| self.signals.tell(Signal::Rescued, task));
                 tracing::warn!(tasks = rescued.len(), "rescued tasks of nodes that died");
             }
             Err(e) => tracing::warn!(error = %e, "rescuing failed; trying again at the next sweep"),

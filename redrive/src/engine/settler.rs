@@ -14,6 +14,7 @@ use crate::settle::{Outcome, To, settle};
 use crate::store::{Due, Settle, Settled};
 use crate::task::Task;
 
+use super::signals::Signal;
 use super::{Shared, lock};
 
 const MOST_ROWS: usize = 2_000;
@@ -129,16 +130,11 @@ async fn flush(shared: &Arc<Shared>, settles: Vec<Settle>, now: Timestamp) -> bo
 
 fn settled(shared: &Shared, s: &Settle, result: Settled) {
     shared.running().remove(s.task.id, s.task.version);
-    match result {
-        Settled::Lost => metrics::counter!("redrive_lost").increment(1),
-        Settled::Went(To::Done) => metrics::counter!("redrive_done").increment(1),
-        Settled::Went(To::Pending { due }) => {
-            metrics::counter!("redrive_again").increment(1);
-            if shared.owns(s.task.lane, s.task.shard()) && !shared.stopping.is_cancelled() {
-                shared.expect(Due::of(&s.task, s.task.version + 1, due));
-            }
-        }
-        Settled::Went(To::Dead(_) | To::Dropped(_)) => metrics::counter!("redrive_dead").increment(1),
-        Settled::Went(To::Cancelled) => metrics::counter!("redrive_cancelled").increment(1),
+    shared.signals.tell(Signal::of(s, result), &s.task);
+    if let Settled::Went(To::Pending { due }) = result
+        && shared.owns(s.task.lane, s.task.shard())
+        && !shared.stopping.is_cancelled()
+    {
+        shared.expect(Due::of(&s.task, s.task.version + 1, due));
     }
 }

@@ -4,6 +4,7 @@
 #[allow(dead_code, reason = "shared with the store's suite")]
 mod harness;
 
+mod cut_off;
 mod execution;
 mod limits;
 mod nodes;
