@@ -12,6 +12,8 @@
 //! of its own (`locked_at`, moved ahead by a millisecond if need be), so the next try finds by owner and moment just what the
 //! lost one got. MySQL, which returns nothing from an UPDATE, reads the claimed rows in the same way.
 
+use std::collections::HashMap;
+
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::id::TaskId;
@@ -22,7 +24,7 @@ use super::Store;
 use super::db::{Connection, Dialect, Query, Row, Value, query};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
-use super::row::{Listed, SAME, column_list, joined, narrow, read_task};
+use super::row::{Listed, SAME, claimed_columns, joined, narrow, read_claimed};
 use super::schema::TASK_TABLE;
 use super::settle::Settle;
 
@@ -256,7 +258,12 @@ impl Claim<'_> {
         if tried > 0 {
             return self.claimed(c).await;
         }
-        rows.iter().map(read_task).collect()
+        self.read(&rows)
+    }
+
+    fn read(&self, rows: &[Row]) -> sqlx::Result<Vec<Task>> {
+        let due: HashMap<TaskId, Due> = self.due.iter().map(|due| (due.id, *due)).collect();
+        rows.iter().map(|row| read_claimed(row, &due, (self.node, self.moment))).collect()
     }
 
     fn list<'q>(&self, dialect: Dialect, later: i32) -> Listed<'q> {
@@ -274,7 +281,7 @@ impl Claim<'_> {
             return s.bind_to(query(sql)).bind(node).bind(self.moment).bind(self.now).bind(node);
         }
         let set = "status = 1, version = t.version + 1, locked_by = ?, locked_at = ?";
-        let columns = column_list(if dialect == Dialect::Postgres { "t." } else { "" });
+        let columns = claimed_columns(dialect, if dialect == Dialect::Postgres { "t." } else { "" });
         let sql =
             format!("UPDATE {TASK_TABLE} AS t SET {set} FROM {source} WHERE {SAME} AND {held} RETURNING {columns}");
         // The values of SET stand before those of the list.
@@ -286,10 +293,10 @@ impl Claim<'_> {
         let s = self.list(c.dialect(), 1);
         let sql = format!(
             "SELECT {} FROM {} {} WHERE t.status = 1 AND t.locked_by = ? AND t.locked_at = ?",
-            column_list("t."),
+            claimed_columns(c.dialect(), "t."),
             s.source,
             joined(c.dialect(), TASK_TABLE)
         );
-        c.rows(s.bind_to(query(sql)).bind(self.node).bind(self.moment)).await?.iter().map(read_task).collect()
+        self.read(&c.rows(s.bind_to(query(sql)).bind(self.node).bind(self.moment)).await?)
     }
 }

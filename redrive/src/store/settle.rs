@@ -27,7 +27,8 @@ use super::key::Keys;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{
-    Listed, column_list, insert_rows, joined, joined_on, read_task, stored_history, write_task, written_columns,
+    Listed, column_list, insert_rows, joined, joined_on, read_task, stop_request, stored_history, write_task,
+    written_columns,
 };
 use super::schema::TASK_TABLE;
 use crate::seeded;
@@ -390,12 +391,7 @@ async fn survivors(
     let read = |row: &super::db::Row| {
         let mut columns = row.columns();
         let id = TaskId::from_i64(columns.int()?);
-        let stop = match columns.int()? {
-            1 => StopRequest::Cancel,
-            2 => StopRequest::Fail,
-            _ => StopRequest::None,
-        };
-        Ok((id, stop))
+        Ok((id, stop_request(columns.int()?)))
     };
     rows.iter().map(read).collect()
 }

@@ -2,7 +2,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use redrive::store::{DeadFilter, Slice};
-use redrive::{DeadReason, Lane, NewTask, Policy, SHARDS, Status, Timestamp};
+use redrive::{Backoff, DeadReason, Failure, Lane, NewTask, Outcome, Policy, SHARDS, Status, Timestamp};
 
 use crate::harness::*;
 
@@ -13,6 +13,7 @@ stores!(
     other_lanes_and_shards_are_not_read,
     rows_before_the_floor_are_passed_over,
     a_claimed_task_is_ours,
+    a_claim_gives_all_that_a_task_has,
     two_claimers_on_the_same_rows_share_them,
     a_stale_version_claims_nothing,
     nothing_is_claimed_before_it_is_due,
@@ -88,6 +89,29 @@ async fn a_claimed_task_is_ours(db: Db) {
         (Status::Running, Some(node), Some(later(2)), 1)
     );
     assert!(claim_all(&db.store, node, later(2)).await.tasks.is_empty(), "once");
+}
+
+/// Most tasks have little; this one has everything.
+async fn a_claim_gives_all_that_a_task_has(db: Db) {
+    let policy = Policy {
+        backoff: Backoff::fixed(Duration::from_secs(1)),
+        max_attempts: Some(7),
+        max_duration: Some(Duration::from_secs(500)),
+        deadline: Some(later(600)),
+        ..Policy::default()
+    };
+    let task = new(1).business("order", "o-1").policy(policy).traceparent("00-aa-bb-01").created_by("ada");
+    let task = task.priority(3).dedup_for(Duration::from_secs(9));
+    let (task, node) = claimed(&db.store, task).await;
+    let error =
+        Failure::retry(redrive::Kind::from("io \"quoted\" \u{e9}".to_owned()), "line one\nline \"two\" \u{1f980}");
+    end(&db.store, &task, Outcome::Failed(error), later(1)).await;
+    db.store.mark_notified(&[task.id], later(2)).await.unwrap();
+    let due = db.store.scan(&slices(), later(60), 9).await.unwrap();
+    let again = db.store.claim(&due, node, later(60)).await.unwrap().tasks;
+    let stored = db.store.get(task.id).await.unwrap().unwrap();
+    assert_eq!(again, std::slice::from_ref(&stored));
+    assert_eq!((stored.attempts, stored.history.len(), stored.last_error.is_some()), (1, 1, true));
 }
 
 async fn two_claimers_on_the_same_rows_share_them(db: Db) {
