@@ -57,5 +57,6 @@ pub use task::{Attempt, Business, Lane, LastError, NodeNumber, Status, StopReque
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 #[doc = include_str!("../../docs/guide/policies.md")]
+#[doc = include_str!("../../docs/guide/running.md")]
 #[doc = include_str!("../../docs/guide/transactions.md")]
 struct Guides;

@@ -1,6 +1,6 @@
 //! Enqueues of all callers, flushed together.
 //!
-//! One flush is under way; the next takes all that has gathered. What is due now, is ours and finds a slot is written down
+//! One flush is under way, or two if many callers wait; the next takes all that has gathered. What is due now, is ours and finds a slot is written down
 //! as running here and handed over in memory once that is committed: no scan, no claim. A row that has to wait for someone
 //! else's lock leaves the batch and waits by itself.
 
@@ -8,10 +8,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinSet;
 
 use crate::error::{Error, Fault, Result};
 use crate::id::TaskId;
-use crate::store::{Callers, Due, Enqueued, Prepared};
+use crate::store::{Callers, Dialect, Due, Enqueued, Prepared};
 use crate::task::{Status, Task};
 
 use super::limits::Slot;
@@ -21,6 +22,10 @@ use super::{Shared, lock};
 /// Most rows and bytes of a flush.
 const MOST_ROWS: usize = 1_000;
 const MOST_BYTES: usize = 4 << 20;
+/// How many flushes may be under way: while one waits for the disk, the next is worked on.
+const AT_ONCE: usize = 2;
+/// How many callers must wait for a second flush to go beside the first.
+const WORTH_A_SECOND: usize = 16;
 
 /// A caller's task, and where its answer goes.
 type Asked = (Prepared, oneshot::Sender<Result<Enqueued>>);
@@ -64,9 +69,12 @@ impl Inserter {
         answers
     }
 
-    /// The next batch, within its caps.
-    fn take(&self) -> Vec<Asked> {
+    /// The next batch, within its caps; beside one that is under way only if it is worth a commit of its own.
+    fn take(&self, under_way: usize) -> Vec<Asked> {
         let queue = &mut lock(&self.queue).asked;
+        if under_way > 0 && queue.len() < WORTH_A_SECOND {
+            return Vec::new();
+        }
         let mut bytes = 0;
         let fits = |(prepared, _): &&Asked| {
             bytes += prepared.task.params.len() + 500;
@@ -96,17 +104,25 @@ pub(super) async fn answered(answer: oneshot::Receiver<Result<Enqueued>>) -> Res
 }
 
 pub(super) async fn run(shared: Arc<Shared>) {
+    let at_once = if shared.store.dialect() == Dialect::Sqlite { 1 } else { AT_ONCE }; // it has one writer
+    let mut flushes: JoinSet<()> = JoinSet::new();
     loop {
-        let asked = shared.inserter.take();
-        if !asked.is_empty() {
-            flush(&shared, asked).await;
-            continue;
+        if flushes.len() < at_once {
+            let asked = shared.inserter.take(flushes.len());
+            if !asked.is_empty() {
+                let shared = shared.clone();
+                flushes.spawn(async move { flush(&shared, asked).await });
+                continue;
+            }
         }
         tokio::select! {
+            Some(_) = flushes.join_next(), if !flushes.is_empty() => {}
             () = shared.inserter.more.notified() => {}
-            () = shared.stopping.cancelled() => return shared.inserter.close(),
+            () = shared.stopping.cancelled() => break,
         }
     }
+    shared.inserter.close();
+    while flushes.join_next().await.is_some() {}
 }
 
 async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>) {

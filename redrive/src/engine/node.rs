@@ -102,6 +102,7 @@ impl Shared {
                     self.me.extend(sent, self.config.lease, self.config.margin);
                 }
             }
+            Ok(Ok(NodeSeen::Fenced)) if self.stopping.is_cancelled() => self.me.revoke(), // we have left ourselves
             Ok(Ok(NodeSeen::Fenced)) => {
                 tracing::error!(node = %number, "this node was declared dead; it drops its work and takes a new number");
                 self.me.revoke();
