@@ -145,7 +145,7 @@ async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>) {
             continue;
         }
         others |= result.is_ok() && prepared.task.due <= now && !shared.owns(prepared.task.lane, prepared.task.shard());
-        _ = answer.send(accept(shared, prepared.task, result)); // a caller that is gone needs no answer
+        _ = answer.send(accept(shared, *prepared.task, result)); // a caller that is gone needs no answer
     }
     if others && let Err(e) = shared.store.wake_others().await {
         tracing::debug!(error = %e, "other nodes could not be woken; their scans will find what is due");
@@ -158,7 +158,7 @@ async fn insert_alone(shared: Arc<Shared>, mut prepared: Prepared, answer: onesh
     (task.status, task.locked_by, task.locked_at) = (Status::Pending, None, None);
     let written = shared.store.insert_prepared(vec![prepared], Callers::One, shared.clock.now()).await;
     if let Some((prepared, result)) = written.into_iter().next() {
-        _ = answer.send(accept(&shared, prepared.task, result));
+        _ = answer.send(accept(&shared, *prepared.task, result));
     }
 }
 

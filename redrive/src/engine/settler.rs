@@ -89,7 +89,7 @@ fn decide(task: Arc<Task>, outcome: &Outcome, now: Timestamp) -> Settle {
         let error = change.failure.as_ref().map_or("", |f| &*f.message);
         tracing::error!(task = %task.id, method = %task.method, attempts = change.attempts, reason = reason.as_str(), error, "a task is dead");
     }
-    Settle::new(Arc::unwrap_or_clone(task), change)
+    Settle::new(task, change)
 }
 
 /// Chance for the jitter: of the task and its version, so that it needs no generator.

@@ -236,7 +236,7 @@ async fn insert_revived(
         order.into_iter().partition(|t| t.key_hash().is_none_or(|hash| seen.insert(hash)));
     for mut rest in [first, again] {
         while !rest.is_empty() {
-            let answers = insert_once(c, &rest, now).await?;
+            let answers = insert_once(c, &rest, None, now).await?;
             let mut left = Vec::new();
             for (task, answer) in rest.into_iter().zip(answers) {
                 match (answer, task.origin_id) {

@@ -27,6 +27,7 @@ use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{insert_rows, needed_columns, unnest, unnest_tasks};
 use super::schema::TASK_TABLE;
+use super::turn::{self, TAKE_TURN, Turn};
 
 /// The answer to an enqueue: durable, under this id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -40,7 +41,8 @@ pub struct Enqueued {
 /// A task that is valid and has its id: ready to be written.
 #[derive(Clone, Debug)]
 pub struct Prepared {
-    pub(crate) task: Task,
+    /// In a box, as it is passed on many times.
+    pub(crate) task: Box<Task>,
     pub(crate) on_duplicate: OnDuplicate,
 }
 
@@ -75,7 +77,7 @@ impl Batch {
     }
 
     fn task(&self, i: usize) -> Option<&Task> {
-        self.asked.get(i).map(|p| &p.task)
+        self.asked.get(i).map(|p| &*p.task)
     }
 
     /// What is to be written, in the order of the keys' hashes: batches that take them in one order cannot deadlock.
@@ -120,7 +122,7 @@ impl Batch {
     fn replacements(&self) -> Vec<(usize, TaskId, Task)> {
         let replaces = |(i, p): (usize, &Prepared)| match self.answers.get(i) {
             Some(Some(Ok(answer))) if answer.existed && p.on_duplicate == OnDuplicate::ReplacePolicy => {
-                Some((i, answer.id, p.task.clone()))
+                Some((i, answer.id, (*p.task).clone()))
             }
             _ => None,
         };
@@ -132,7 +134,8 @@ impl Store {
     /// Looks whether a task is valid and gives it an id; nothing is written.
     pub fn prepare(&self, new: NewTask, now: Timestamp) -> Result<Prepared> {
         let on_duplicate = new.on_duplicate;
-        Ok(Prepared { task: new.into_task(self.ids(), now, self.options().max_params)?, on_duplicate })
+        let task = Box::new(new.into_task(self.ids(), now, self.options().max_params)?);
+        Ok(Prepared { task, on_duplicate })
     }
 
     fn prepare_all(&self, new: Vec<NewTask>, now: Timestamp) -> Result<Vec<Prepared>> {
@@ -220,7 +223,7 @@ impl Store {
         let doing = format!("enqueueing {} in the caller's transaction", describe(&batch, &rest));
         while !rest.is_empty() {
             let tasks: Vec<&Task> = rest.iter().filter_map(|i| batch.task(*i)).collect();
-            let answers = insert_once(&mut c, &tasks, now).await.map_err(|e| database_error(&*doing, e))?;
+            let answers = insert_once(&mut c, &tasks, None, now).await.map_err(|e| database_error(&*doing, e))?;
             take_answers(&mut batch, &mut rest, answers);
         }
         batch.answer_twins();
@@ -234,16 +237,30 @@ impl Store {
     /// A part of a batch, repeated until every row is written or found to exist.
     async fn insert_part(&self, wanted: Use, batch: &mut Batch, part: &[usize], now: Timestamp) -> Result<()> {
         let doing = format!("enqueueing {}", describe(batch, part));
+        let mut turn = self.turn().await?;
         let mut rest = part.to_vec();
         while !rest.is_empty() {
             let tasks: Vec<&Task> = rest.iter().filter_map(|i| batch.task(*i)).collect();
-            // PostgreSQL writes keys and rows in one statement, and a row without a key is one everywhere.
-            let alone = self.dialect() == Dialect::Postgres || matches!(tasks[..], [Task { key: None, .. }]);
+            // PostgreSQL does all in one statement, and a row without a key is one on SQLite.
+            let alone = match self.dialect() {
+                Dialect::Postgres => true,
+                Dialect::Sqlite => matches!(tasks[..], [Task { key: None, .. }]),
+                Dialect::MySql => false,
+            };
             let scope = if alone { Scope::Statement } else { Scope::Transaction };
-            let answers =
-                retrying!(self.pools(), wanted, scope, doing, |c, tried| insert_try(c, &tasks, tried, now).await)?;
-            take_answers(batch, &mut rest, answers);
+            let answers = retrying!(self.pools(), wanted, scope, doing, |c, tried| {
+                insert_try(c, &tasks, turn.as_ref(), tried, now).await
+            });
+            match answers {
+                Ok(answers) => take_answers(batch, &mut rest, answers),
+                Err(e) => {
+                    self.end_turn(turn, Some(&e));
+                    return Err(e);
+                }
+            }
+            turn.iter_mut().for_each(Turn::next);
         }
+        self.end_turn(turn, None);
         Ok(())
     }
 }
@@ -277,34 +294,36 @@ fn describe(batch: &Batch, part: &[usize]) -> String {
     }
 }
 
-/// One try. After the first, an earlier one may have been committed: what it wrote is looked for before anything is
-/// written again.
+/// One try. After the first, an earlier one may have been committed: its turn knows.
 async fn insert_try(
     c: &mut Connection<'_>,
     tasks: &[&Task],
+    turn: Option<&Turn>,
     tried: u32,
     now: Timestamp,
 ) -> sqlx::Result<Vec<Option<Enqueued>>> {
-    if tried == 0 {
-        return insert_once(c, tasks, now).await;
-    }
-    let ids: Vec<TaskId> = tasks.iter().map(|t| t.id).collect();
-    let mut found = HashSet::new();
-    // Others may have ended them already. Looked for in the order in which tasks move, so that none slips through.
-    for table in [TASK_TABLE, "retry_dead", "retry_archive"] {
-        found.extend(super::task::existing_ids(c, table, &ids).await?);
-    }
-    let rest: Vec<&Task> = tasks.iter().copied().filter(|t| !found.contains(&t.id)).collect();
-    let more = match insert_once(c, &rest, now).await {
-        // The earlier try was still on its way and has been committed just now: look again.
-        Err(e) if fault(&e) == Fault::Unique => {
-            return Err(sqlx::Error::Protocol("an earlier try was committed meanwhile".into()));
-        }
-        result => result?,
+    let Some(turn) = turn.filter(|_| tried > 0) else {
+        return insert_once(c, tasks, turn, now).await;
     };
-    let mut more = more.into_iter();
-    let written = |id| Some(Enqueued { id, existed: false });
-    Ok(ids.into_iter().map(|id| if found.contains(&id) { written(id) } else { more.next().flatten() }).collect())
+    if turn.is_committed(c).await? {
+        return written_before(c, tasks).await;
+    }
+    match insert_once(c, tasks, Some(turn), now).await {
+        // The earlier try is still on its way: wait for it, rather than write its rows under another turn.
+        Err(e) if matches!(fault(&e), Fault::Busy | Fault::Unique) => Err(turn::taken()),
+        result => result,
+    }
+}
+
+/// What an earlier try has written: all, but what others had the keys of.
+async fn written_before(c: &mut Connection<'_>, tasks: &[&Task]) -> sqlx::Result<Vec<Option<Enqueued>>> {
+    let hashes: Vec<KeyHash> = tasks.iter().filter_map(|t| t.key_hash()).collect();
+    let owners = key_owners(c, &hashes).await?;
+    let answer = |task: &&Task| {
+        let owner = task.key_hash().and_then(|hash| owners.get(&hash).copied()).unwrap_or(task.id);
+        Some(Enqueued { id: owner, existed: owner != task.id })
+    };
+    Ok(tasks.iter().map(answer).collect())
 }
 
 /// Writes what can be written; an answer for each task. One that has none lost its key to a task that has ended
@@ -312,16 +331,18 @@ async fn insert_try(
 pub(super) async fn insert_once(
     c: &mut Connection<'_>,
     tasks: &[&Task],
+    turn: Option<&Turn>,
     now: Timestamp,
 ) -> sqlx::Result<Vec<Option<Enqueued>>> {
     let keys: Vec<(KeyHash, TaskId)> = tasks.iter().filter_map(|t| Some((t.key_hash()?, t.id))).collect();
     let lost = match c.dialect() {
-        _ if keys.is_empty() => {
-            insert_tasks(c, tasks).await?;
-            HashSet::new()
-        }
-        Dialect::Postgres => insert_postgres(c, tasks, &keys, now).await?,
+        Dialect::Postgres => insert_postgres(c, tasks, &keys, turn, now).await?,
         Dialect::Sqlite | Dialect::MySql => {
+            if let Some(turn) = turn
+                && c.execute(query(TAKE_TURN).bind_all(turn.values())).await? == 0
+            {
+                return Err(turn::taken());
+            }
             let lost = lost_keys(c, &keys, now).await?;
             let winners: Vec<&Task> = tasks.iter().copied().filter(|t| !lost.contains(&t.id)).collect();
             insert_tasks(c, &winners).await?;
@@ -346,50 +367,70 @@ async fn insert_tasks(c: &mut Connection<'_>, tasks: &[&Task]) -> sqlx::Result<(
     }
     let columns = needed_columns(tasks);
     let names: Vec<&str> = columns.iter().map(|c| c.name).collect();
-    if c.dialect() == Dialect::Postgres {
-        let (source, values) = unnest_tasks(tasks, &columns);
-        let sql = format!("INSERT INTO {TASK_TABLE} ({}) SELECT * FROM {source}", names.join(", "));
-        return c.execute(query(sql).bind_all(values)).await.map(|_| ());
-    }
     let rows = tasks.iter().map(|t| columns.iter().map(|c| (c.value)(t)).collect()).collect();
     insert_rows(c, TASK_TABLE, &names, rows, "", &[]).await.map(|_| ())
 }
 
-/// Keys and rows in one statement. Gives the ids of the tasks whose keys were taken.
+/// Turn, keys and rows in one statement. Gives the ids of the tasks whose keys were taken.
 async fn insert_postgres(
     c: &mut Connection<'_>,
     tasks: &[&Task],
     keys: &[(KeyHash, TaskId)],
+    turn: Option<&Turn>,
     now: Timestamp,
 ) -> sqlx::Result<HashSet<TaskId>> {
     let columns = needed_columns(tasks);
     let names = columns.iter().map(|c| c.name).collect::<Vec<_>>().join(", ");
-    let (key_source, key_values) = unnest(keys.iter().map(|(hash, id)| vec![(*hash).into(), (*id).into()]).collect());
-    let (source, values) = unnest_tasks(tasks, &columns);
+    let (mut with, mut values) = (Vec::new(), Vec::new());
+    // What the turn forbids is not written; in the caller's own transaction there is none.
+    let mut if_turn = "TRUE";
+    if let Some(turn) = turn {
+        with.push(format!("turn AS ({TAKE_TURN} RETURNING 0::int8 AS id)"));
+        values.extend(turn.values());
+        if_turn = "EXISTS (SELECT 1 FROM turn)";
+    }
     // Rows without a key are written in any case. (The OR also keeps the planner from making a join of it, which, with
     // hash joins off, would compare each with each.)
-    let sql = format!(
-        "WITH taken AS (
-           INSERT INTO redrive_key (key_hash, task_id) SELECT * FROM {key_source}
-           ON CONFLICT (key_hash) DO UPDATE SET task_id = excluded.task_id, expires_at = NULL WHERE redrive_key.expires_at <= ?
-           RETURNING task_id)
-         INSERT INTO {TASK_TABLE} ({names})
-         SELECT {names} FROM {source} AS n({names}) WHERE task_key IS NULL OR id IN (SELECT task_id FROM taken)
-         RETURNING id"
-    );
-    let rows = c.rows(query(sql).bind_all(key_values).bind(now).bind_all(values)).await?;
-    let mut lost: HashSet<TaskId> = keys.iter().map(|(_, id)| *id).collect();
-    for row in rows {
-        lost.remove(&TaskId::from_i64(row.int()?));
+    let mut if_key = "";
+    if !keys.is_empty() {
+        let (source, hashes) = unnest(keys.iter().map(|(hash, id)| vec![(*hash).into(), (*id).into()]).collect());
+        with.push(format!(
+            "taken AS (INSERT INTO redrive_key (key_hash, task_id) SELECT * FROM {source} WHERE {if_turn} \
+               ON CONFLICT (key_hash) DO UPDATE SET task_id = excluded.task_id, expires_at = NULL \
+                 WHERE redrive_key.expires_at <= ? RETURNING task_id)"
+        ));
+        values.extend(hashes);
+        values.push(now.into());
+        if_key = "AND (task_key IS NULL OR id IN (SELECT task_id FROM taken))";
     }
-    Ok(lost)
+    let (source, columns) = unnest_tasks(tasks, &columns);
+    values.extend(columns);
+    let insert = format!(
+        "INSERT INTO {TASK_TABLE} ({names}) SELECT {names} FROM {source} AS n({names}) WHERE {if_turn} {if_key}"
+    );
+    // Where no key can be lost, the database need not say which rows it wrote.
+    if keys.is_empty() {
+        let with = if with.is_empty() { String::new() } else { format!("WITH {}", with.join(", ")) };
+        let written = c.execute(query(format!("{with} {insert}")).bind_all(values)).await?;
+        return if written == 0 && turn.is_some() { Err(turn::taken()) } else { Ok(HashSet::new()) };
+    }
+    with.push(format!("written AS ({insert} RETURNING id)"));
+    let also_turn = if turn.is_some() { "UNION ALL SELECT id FROM turn" } else { "" };
+    let sql = format!("WITH {} SELECT id FROM written {also_turn}", with.join(", "));
+    let rows = c.rows(query(sql).bind_all(values)).await?;
+    let written: sqlx::Result<HashSet<TaskId>> = rows.iter().map(|row| Ok(TaskId::from_i64(row.int()?))).collect();
+    let written = written?;
+    if turn.is_some() && !written.contains(&TaskId::from_i64(0)) {
+        return Err(turn::taken());
+    }
+    Ok(keys.iter().map(|(_, id)| *id).filter(|id| !written.contains(id)).collect())
 }
 
 /// Tasks that follow from the end of another, inside its transaction. One that exists already is left as it is.
 pub(super) async fn insert_follow_ups(c: &mut Connection<'_>, tasks: &[Task], now: Timestamp) -> sqlx::Result<()> {
     let mut rest: Vec<&Task> = tasks.iter().collect();
     while !rest.is_empty() {
-        let answers = insert_once(c, &rest, now).await?;
+        let answers = insert_once(c, &rest, None, now).await?;
         rest = rest.into_iter().zip(answers).filter(|(_, answer)| answer.is_none()).map(|(task, _)| task).collect();
     }
     Ok(())

@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | `db`, `connect`, `pool`, `retry`, `url`, `schema` | the three databases, connections and repetition, migrations |
 //! | `row` | tasks as rows, many rows in one statement |
-//! | `insert`, `key` | writing tasks down, each key once |
+//! | `insert`, `key`, `turn` | writing tasks down: each key once, each batch once |
 //! | `hot` | finding what is due, claiming it |
 //! | `settle` | ending attempts, rescuing what dead nodes held |
 //! | `task`, `dead`, `archive` | looking at tasks and what people do to them |
@@ -34,6 +34,7 @@ mod row;
 mod schema;
 mod settle;
 mod task;
+mod turn;
 mod url;
 mod wake;
 
@@ -59,6 +60,7 @@ pub use task::{Cancelled, TaskFilter};
 
 use pool::{Pools, Use};
 use retry::{Scope, retrying};
+use turn::Turns;
 
 /// Tasks, dead letters, nodes and locks in a database. Cheap to clone.
 ///
@@ -80,6 +82,7 @@ pub struct Store(Arc<Inner>);
 struct Inner {
     pools: Pools,
     ids: IdMaker,
+    turns: Turns,
     /// The moment of the last claim.
     claimed_at: AtomicI64,
 }
@@ -101,7 +104,7 @@ impl Store {
             schema::require(&pools).await?;
         }
         let slot = node::count_up(&pools, "slot").await?;
-        Ok(Self(Arc::new(Inner { pools, ids: IdMaker::new(slot), claimed_at: AtomicI64::new(0) })))
+        Ok(Self::with(pools, slot))
     }
 
     /// A store on the same database with connections of its own: for work that must not wait for other work's. A database
@@ -113,7 +116,12 @@ impl Store {
         let options = StoreOptions { max_connections: connections, migrate: false, ..self.options().clone() };
         let pools = Pools::open(self.pools().url(), options).await?;
         let slot = node::count_up(&pools, "slot").await?;
-        Ok(Self(Arc::new(Inner { pools, ids: IdMaker::new(slot), claimed_at: AtomicI64::new(0) })))
+        Ok(Self::with(pools, slot))
+    }
+
+    fn with(pools: Pools, slot: i64) -> Self {
+        let (ids, turns) = (IdMaker::new(slot), Turns::new(slot));
+        Self(Arc::new(Inner { pools, ids, turns, claimed_at: AtomicI64::new(0) }))
     }
 
     /// The time, as the database sees it.
@@ -156,6 +164,10 @@ impl Store {
         let last = self.0.claimed_at.fetch_update(Ordering::AcqRel, Ordering::Acquire, |last| Some(next(last)));
         let (Ok(last) | Err(last)) = last;
         Timestamp::from_millis(next(last))
+    }
+
+    fn turns(&self) -> &Turns {
+        &self.0.turns
     }
 
     fn ids(&self) -> &IdMaker {

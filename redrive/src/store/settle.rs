@@ -10,6 +10,7 @@
 //! to wait: the update finds `cancel_requested` set, and the task is settled as that wish says.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 use crate::clock::Timestamp;
 use crate::error::Result;
@@ -37,7 +38,7 @@ use crate::seeded;
 #[derive(Clone, Debug)]
 pub struct Settle {
     /// The task as it was claimed.
-    pub task: Task,
+    pub task: Arc<Task>,
     /// What is to be written.
     pub change: Change,
     /// Tasks to be written down with it: callbacks.
@@ -55,8 +56,8 @@ pub struct Kept {
 
 impl Settle {
     /// A change without follow-ups.
-    pub fn new(task: Task, change: Change) -> Self {
-        Self { task, change, follow_ups: Vec::new(), keep: None }
+    pub fn new(task: impl Into<Arc<Task>>, change: Change) -> Self {
+        Self { task: task.into(), change, follow_ups: Vec::new(), keep: None }
     }
 
     /// Whether the row just goes: nothing is written elsewhere.
@@ -138,7 +139,7 @@ impl Store {
 
     /// Takes back what nodes held in these slices that are not alive any more: waiting again, or dead if it crashed too
     /// often. Gives the tasks as they were, and where they went.
-    pub async fn rescue(&self, slices: &[Slice], now: Timestamp, limit: u32) -> Result<Vec<(Task, To)>> {
+    pub async fn rescue(&self, slices: &[Slice], now: Timestamp, limit: u32) -> Result<Vec<(Arc<Task>, To)>> {
         let mut by_node: BTreeMap<NodeNumber, Vec<Settle>> = BTreeMap::new();
         for task in self.running(slices, Wanted::AtHead(ORPHANED, Vec::new()), limit).await? {
             let change = settle(&task, &Outcome::Crashed, now, 0.0);
@@ -249,7 +250,11 @@ impl Store {
         let stopped = |s: &&Settle| {
             let stop = *survivors.get(&s.task.id)?;
             let change = s.change.clone().obeying(stop);
-            change.to.is_final().then(|| Settle { change, task: Task { stop, ..s.task.clone() }, ..(*s).clone() })
+            change.to.is_final().then(|| Settle {
+                change,
+                task: Arc::new(Task { stop, ..(*s.task).clone() }),
+                ..(*s).clone()
+            })
         };
         Ok(settles.iter().filter_map(stopped).collect())
     }

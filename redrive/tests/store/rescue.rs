@@ -19,7 +19,7 @@ async fn what_a_fenced_node_held_waits_again(db: Db) {
     let (task, dead) = claimed(&db.store, new(1)).await;
     assert!(db.store.fence(dead, 0).await.unwrap());
     let rescued = db.store.rescue(&slices(), later(9), 10).await.unwrap();
-    assert_eq!(rescued, [(task.clone(), To::Pending { due: task.due })]);
+    assert_eq!(rescued, [(task.clone().into(), To::Pending { due: task.due })]);
     let t = db.store.get(task.id).await.unwrap().unwrap();
     assert_eq!((t.status, t.attempts, t.crashes, t.due), (Status::Pending, 0, 1, task.due));
     assert_eq!(t.last_error.unwrap().kind.as_str(), "crash");

@@ -1,0 +1,387 @@
+//! `soak run`: makes the database, starts the nodes, does to them what the schedule says, heals everything, waits until the
+//! queue is empty, ends the nodes, and has it all checked.
+//!
+//! *Failure.* Whatever ends the conductor ends the rest: nodes are killed when their handles are dropped, or notice that
+//! their standard input has closed; the server is stopped when its handle is dropped.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use redrive::{Store, TaskId};
+use tokio::process::{Child, ChildStdin, Command};
+
+use crate::clock::{self, pause_ms};
+use crate::database::{Kind, Raw, Server, signal};
+use crate::evidence::Evidence;
+use crate::faults::{Action, schedule};
+use crate::ledger::{Event, Ledger};
+use crate::node::Bug;
+use crate::proxy::Proxy;
+use crate::{audit, checker};
+
+/// How long the healed nodes may take to empty the queue.
+const DRAIN: Duration = Duration::from_secs(120);
+/// How long a node may take to end in good order.
+const LEAVE: Duration = Duration::from_secs(30);
+
+/// Run a soak and check it.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Run {
+    /// How long faults go on.
+    pub seconds: u64,
+    /// Where chance comes from: the same seed makes the same load and faults. Default: the time.
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Which database.
+    #[arg(long, value_enum, default_value = "postgres")]
+    pub database: Kind,
+    /// How many nodes.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=20))]
+    pub nodes: u32,
+    /// Tasks that each node enqueues a second. Default: 150, on MySQL 100, on SQLite 40.
+    #[arg(long)]
+    pub rate: Option<u64>,
+    /// Make this mistake in every node; the checker must find it.
+    #[arg(long, value_enum)]
+    pub bug: Option<Bug>,
+    /// Do no harm: load only.
+    #[arg(long)]
+    pub calm: bool,
+    /// An empty directory for server and ledgers; the ledgers stay there.
+    #[arg(long)]
+    pub dir: PathBuf,
+}
+
+impl Run {
+    /// Whether the checker found nothing wrong.
+    pub async fn run(self) -> anyhow::Result<bool> {
+        let seed = self.seed.unwrap_or_else(clock::now);
+        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+        tokio::select! {
+            passed = self.soak(seed) => passed,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+            _ = terminate.recv() => bail!("terminated"),
+        }
+    }
+
+    async fn soak(&self, seed: u64) -> anyhow::Result<bool> {
+        eprintln!("soak: {} s on {}, {} nodes, seed {seed}", self.seconds, self.database.name(), self.nodes);
+        let ledgers = self.dir.join("ledgers");
+        std::fs::create_dir_all(&ledgers)?;
+        let server = start_server(self.database, self.dir.join("db")).await?;
+        let url = make_database(&server, self.nodes).await?;
+        let mut cluster = Cluster::start(self, seed, server, ledgers.clone()).await?;
+        let actions = schedule(seed, self.seconds * 1_000, self.nodes as usize, self.database != Kind::Sqlite);
+        cluster.suffer(if self.calm { &[] } else { &actions }).await?;
+        let mut raw = Raw::connect(self.database, &url).await?;
+        cluster.drain(&mut raw, &url).await?;
+        cluster.end().await?;
+        let faults = std::mem::take(&mut cluster.faults);
+        let mut evidence = Evidence::collect(self.database, &ledgers, &mut raw).await?;
+        evidence.complaints = std::mem::take(&mut cluster.complaints);
+        let report = checker::check(&evidence);
+        report.print(&evidence, &faults, seed, &ledgers.join("violations"));
+        Ok(report.violations.is_empty())
+    }
+}
+
+async fn start_server(kind: Kind, dir: PathBuf) -> anyhow::Result<Server> {
+    tokio::task::spawn_blocking(move || Server::start_new(kind, dir)).await?
+}
+
+/// The tables, the witness, and a user for each node: so the witness can tell who did it.
+async fn make_database(server: &Server, nodes: u32) -> anyhow::Result<String> {
+    let kind = server.kind;
+    if kind != Kind::Sqlite {
+        let first = if kind == Kind::Postgres { "postgres" } else { "mysql" };
+        let mut root = Raw::connect(kind, &server.root_url(first)?).await?;
+        root.run("CREATE DATABASE soak").await?;
+        for n in 1..=nodes {
+            root.run(&match kind {
+                Kind::Postgres => format!("CREATE ROLE node_{n} LOGIN"),
+                _ => format!("CREATE USER 'node_{n}'@'%'; GRANT ALL ON soak.* TO 'node_{n}'@'%'"),
+            })
+            .await?;
+        }
+    }
+    let url = server.root_url("soak")?;
+    Store::open(&url).await?.close().await;
+    let mut raw = Raw::connect(kind, &url).await?;
+    audit::install(kind, &mut raw).await?;
+    if kind == Kind::Postgres {
+        raw.run(
+            "GRANT ALL ON ALL TABLES IN SCHEMA public TO PUBLIC; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO PUBLIC",
+        )
+        .await?;
+    }
+    Ok(url)
+}
+
+/// The nodes, their wires, and the server.
+struct Cluster<'a> {
+    run: &'a Run,
+    seed: u64,
+    ledgers: PathBuf,
+    server: Option<Server>,
+    proxies: Vec<Proxy>,
+    nodes: Vec<Member>,
+    ledger: Ledger,
+    /// How often each kind of fault came.
+    faults: BTreeMap<&'static str, u32>,
+    /// What should not have happened to the processes.
+    complaints: Vec<String>,
+    bar: ProgressBar,
+}
+
+#[derive(Default)]
+struct Member {
+    generation: u32,
+    child: Option<Child>,
+    /// Its next process is to begin when this one has ended; with this offset, since then.
+    wanted: Option<(i64, u64)>,
+    /// Apart from the child, since waiting for that would close it.
+    stdin: Option<ChildStdin>,
+}
+
+impl Member {
+    fn pid(&self) -> String {
+        self.child.as_ref().and_then(Child::id).map_or_else(String::new, |pid| pid.to_string())
+    }
+}
+
+impl<'a> Cluster<'a> {
+    async fn start(run: &'a Run, seed: u64, server: Server, ledgers: PathBuf) -> anyhow::Result<Self> {
+        let mut proxies = Vec::new();
+        if server.kind != Kind::Sqlite {
+            let address = ([127, 0, 0, 1], server.port()?).into();
+            for _ in 0..run.nodes {
+                proxies.push(Proxy::start(address).await?);
+            }
+        }
+        let ledger = Ledger::open(&ledgers.join("conductor.ledger"))?;
+        let style = ProgressStyle::with_template("{elapsed_precise} [{wide_bar}] {msg}")?;
+        let bar = ProgressBar::new(run.seconds).with_style(style);
+        let nodes = (0..run.nodes).map(|_| Member::default()).collect();
+        let (faults, complaints) = (BTreeMap::new(), Vec::new());
+        let mut cluster =
+            Self { run, seed, ledgers, server: Some(server), proxies, nodes, ledger, faults, complaints, bar };
+        for n in 0..cluster.nodes.len() {
+            cluster.spawn(n, 0)?;
+        }
+        Ok(cluster)
+    }
+
+    /// The next generation of a node.
+    fn spawn(&mut self, n: usize, offset_ms: i64) -> anyhow::Result<()> {
+        let server = self.server.as_ref().context("the server is there")?;
+        let port = self.proxies.get(n).map_or(0, |proxy| proxy.port);
+        let url = server.url(&format!("node_{}", n + 1), port, "soak");
+        let rate = self.run.rate.unwrap_or(match server.kind {
+            Kind::Postgres => 150,
+            Kind::Mysql => 100,
+            Kind::Sqlite => 40,
+        });
+        let member = &mut self.nodes[n];
+        member.generation += 1;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["node", "--url", &url, "--dir"]).arg(&self.ledgers);
+        for (name, value) in [
+            ("--node", n as i64 + 1),
+            ("--generation", member.generation.into()),
+            ("--rate", rate as i64),
+            ("--offset-ms", offset_ms),
+        ] {
+            command.args([name, &value.to_string()]);
+        }
+        command.args(["--seed", &self.seed.to_string()]);
+        if let Some(bug) = self.run.bug.and_then(|bug| clap::ValueEnum::to_possible_value(&bug)) {
+            command.args(["--bug", bug.get_name()]);
+        }
+        let log = self.ledgers.join(format!("{}.{}.log", n + 1, member.generation));
+        command.env("RUST_BACKTRACE", "0"); // panics are planned
+        // In a group of its own, where Ctrl-C does not reach it: it is ours to end.
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(std::fs::File::create(log)?);
+        let mut child = command.process_group(0).kill_on_drop(true).spawn()?;
+        (member.stdin, member.child, member.wanted) = (child.stdin.take(), Some(child), None);
+        Ok(())
+    }
+
+    /// Does what the schedule says, until the time is over. While something takes long (a server that starts), the
+    /// schedule stands still: what comes next must not come all at once.
+    async fn suffer(&mut self, actions: &[(u64, Action)]) -> anyhow::Result<()> {
+        let mut began = clock::now();
+        let mut next = actions.iter().peekable();
+        loop {
+            let passed = (clock::now() - began) / 1_000;
+            let idle = next.peek().is_none() && self.nodes.iter().all(|node| node.wanted.is_none());
+            if passed >= self.run.seconds * 1_000 && idle {
+                return Ok(());
+            }
+            if let Some((_, action)) = next.next_if(|(at, _)| *at <= passed) {
+                let start = clock::now();
+                self.act(*action).await?;
+                began += clock::now() - start;
+                continue;
+            }
+            self.look_after()?;
+            self.bar.set_position((passed / 1_000).min(self.run.seconds));
+            pause_ms(20).await;
+        }
+    }
+
+    async fn act(&mut self, action: Action) -> anyhow::Result<()> {
+        self.say(action.to_string());
+        if let Some(kind) = action.kind() {
+            *self.faults.entry(kind).or_default() += 1;
+        }
+        match action {
+            Action::Kill(n) => self.kill(n).await?,
+            Action::Leave(n) => signal("TERM", &self.nodes[n].pid()),
+            Action::Spawn(n, offset) => self.nodes[n].wanted = Some((offset, clock::now())),
+            Action::Freeze(n) => signal("STOP", &self.nodes[n].pid()),
+            Action::Thaw(n) => signal("CONT", &self.nodes[n].pid()),
+            Action::Cut(n) => self.proxies[n].cut(),
+            Action::Hold(n, requests, answers) => self.proxies[n].hold(requests, answers),
+            Action::Lose(n) => self.proxies[n].hold(false, true),
+            Action::Sever(n) => {
+                self.proxies[n].cut();
+                self.proxies[n].mend();
+            }
+            Action::Mend(n) => self.proxies[n].mend(),
+            Action::CutAll => self.proxies.iter().for_each(Proxy::cut),
+            Action::MendAll => self.proxies.iter().for_each(Proxy::reopen),
+            Action::Crash => self.with_server(Server::crash).await?,
+            Action::Restart => self.with_server(Server::restart).await?,
+        }
+        Ok(())
+    }
+
+    fn say(&self, said: String) {
+        self.bar.set_message(said.clone());
+        self.ledger.write(Event::Fault { said });
+    }
+
+    /// The scripts that start and stop servers block.
+    async fn with_server(&mut self, f: fn(&Server) -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let server = self.server.take().context("the server is there")?;
+        let (server, result) = tokio::task::spawn_blocking(move || {
+            let result = f(&server);
+            (server, result)
+        })
+        .await?;
+        self.server = Some(server);
+        self.say("the database is back".into());
+        result
+    }
+
+    async fn kill(&mut self, n: usize) -> anyhow::Result<()> {
+        self.nodes[n].wanted = None;
+        if let Some(mut child) = self.nodes[n].child.take() {
+            child.kill().await?;
+        }
+        Ok(())
+    }
+
+    /// Of a node that was told to leave.
+    async fn wait_for_end(&mut self, n: usize) -> anyhow::Result<()> {
+        let Some(child) = &mut self.nodes[n].child else { return Ok(()) };
+        match tokio::time::timeout(LEAVE, child.wait()).await {
+            Ok(Ok(status)) if status.success() => {}
+            Ok(_) => self.complaints.push(format!("node {}.{} ended badly", n + 1, self.nodes[n].generation)),
+            Err(_) => {
+                self.complaints.push(format!("node {}.{} did not end in 30 s", n + 1, self.nodes[n].generation));
+                self.kill(n).await?;
+            }
+        }
+        self.nodes[n].child = None;
+        Ok(())
+    }
+
+    /// Starts what is wanted where the process before has ended. A node must not end by itself, and must end when told.
+    fn look_after(&mut self) -> anyhow::Result<()> {
+        for n in 0..self.nodes.len() {
+            let (generation, wanted) = (self.nodes[n].generation, self.nodes[n].wanted);
+            let status = match &mut self.nodes[n].child {
+                Some(child) => child.try_wait()?,
+                None if wanted.is_some() => Some(ExitStatus::default()),
+                None => None,
+            };
+            let is_late = wanted.is_some_and(|(_, since)| u128::from(clock::now() - since) > LEAVE.as_micros());
+            match (status, wanted) {
+                (Some(status), None) if status.success() => self.nodes[n].child = None,
+                (Some(status), wanted) => {
+                    if !status.success() {
+                        self.complaints.push(format!("node {}.{generation} ended badly: {status}", n + 1));
+                    }
+                    self.spawn(n, wanted.map_or(0, |(offset, _)| offset))?;
+                }
+                (None, _) if is_late => {
+                    self.complaints.push(format!("node {}.{generation} did not end in 30 s", n + 1));
+                    self.nodes[n].child.as_mut().map(Child::start_kill).transpose()?;
+                    self.nodes[n].wanted = Some((0, clock::now()));
+                }
+                (None, _) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing new is enqueued; what nobody cancelled is cancelled; the queue must run empty.
+    async fn drain(&mut self, raw: &mut Raw, url: &str) -> anyhow::Result<()> {
+        self.say("healed; waiting until the queue is empty".into());
+        std::fs::write(self.ledgers.join("drain"), "")?;
+        let store = Store::open(url).await?;
+        let began = clock::now();
+        loop {
+            let quiet = (0..self.nodes.len()).all(|n| self.is_quiet(n));
+            let left = raw.count("retry_task").await?;
+            if quiet && left == 0 {
+                return Ok(());
+            }
+            if quiet {
+                self.cancel_what_is_left(raw, &store).await?;
+            }
+            if u128::from(clock::now() - began) > DRAIN.as_micros() {
+                let why = if quiet { "all is healed" } else { "an enqueue is still not answered" };
+                self.complaints.push(format!("after {} s {left} tasks are left; {why}", DRAIN.as_secs()));
+                return Ok(());
+            }
+            self.look_after()?;
+            self.bar.set_message(format!("healed; {left} tasks are left"));
+            pause_ms(250).await;
+        }
+    }
+
+    fn is_quiet(&self, n: usize) -> bool {
+        self.ledgers.join(format!("{}.{}.quiet", n + 1, self.nodes[n].generation)).exists()
+    }
+
+    /// Their producers were killed before they could cancel them.
+    async fn cancel_what_is_left(&mut self, raw: &mut Raw, store: &Store) -> anyhow::Result<()> {
+        let rows =
+            raw.rows("SELECT id, params_json FROM retry_task WHERE params_json LIKE '%\"plan\":\"cancel\"%'").await?;
+        for row in rows {
+            let Some(id) = row[0].int() else { continue };
+            let n =
+                serde_json::from_str(row[1].text()).map_or_else(|_| String::new(), |call: crate::plan::Call| call.n);
+            let answer = format!("{:?}", store.cancel(TaskId::from_i64(id), store.now().await?).await);
+            self.ledger.write(Event::Cancelled { n, id, answer });
+        }
+        Ok(())
+    }
+
+    /// The nodes end in good order.
+    async fn end(&mut self) -> anyhow::Result<()> {
+        self.say("ending the nodes".into());
+        self.nodes.iter().for_each(|node| signal("TERM", &node.pid()));
+        for n in 0..self.nodes.len() {
+            self.wait_for_end(n).await?;
+        }
+        self.bar.finish_and_clear();
+        Ok(())
+    }
+}

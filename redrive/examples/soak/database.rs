@@ -1,0 +1,221 @@
+//! The database of a run: a private server from `scripts/db` that may be killed, and plain connections to it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, bail};
+use sqlx::{AssertSqlSafe, Column as _, Connection as _, Row as _};
+
+/// How long a server may take to shut down.
+const PATIENCE_MS: u64 = 3_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    Postgres,
+    Mysql,
+    Sqlite,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Postgres => "postgres",
+            Self::Mysql => "mysql",
+            Self::Sqlite => "sqlite",
+        }
+    }
+}
+
+/// A server of our own in a directory of its own; stopped and removed with this. SQLite is a file in it.
+#[derive(Debug)]
+pub struct Server {
+    pub kind: Kind,
+    dir: PathBuf,
+}
+
+impl Server {
+    /// Starts it on no data. The server's user must be able to pass through the directories above.
+    pub fn start_new(kind: Kind, dir: PathBuf) -> anyhow::Result<Self> {
+        let server = Self { kind, dir };
+        server.start()?;
+        Ok(server)
+    }
+
+    /// Also again on the same data and port, after a kill.
+    pub fn start(&self) -> anyhow::Result<()> {
+        if self.kind == Kind::Sqlite {
+            return Ok(std::fs::create_dir_all(&self.dir)?);
+        }
+        self.script("start").map(|_| ())
+    }
+
+    /// What `scripts/db` prints.
+    fn script(&self, command: &str) -> anyhow::Result<String> {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/db");
+        let mut run = Command::new(script);
+        let out = run.args([command, "--stores", self.kind.name()]).arg(&self.dir).stdin(Stdio::null()).output();
+        let out = out.with_context(|| format!("running {script}"))?;
+        if !out.status.success() {
+            bail!("{script} {command}: {}", String::from_utf8_lossy(&out.stderr));
+        }
+        Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+    }
+
+    pub fn port(&self) -> anyhow::Result<u16> {
+        let file = self.dir.join(self.kind.name()).join("port");
+        Ok(std::fs::read_to_string(&file).with_context(|| file.display().to_string())?.trim().parse()?)
+    }
+
+    /// Where the database of the run is, for this user by this port.
+    pub fn url(&self, user: &str, port: u16, database: &str) -> String {
+        match self.kind {
+            Kind::Sqlite => format!("sqlite://{}", self.dir.join("soak.db").display()),
+            kind => format!("{}://{user}@127.0.0.1:{port}/{database}", kind.name()),
+        }
+    }
+
+    /// The URL of the user who may do everything.
+    pub fn root_url(&self, database: &str) -> anyhow::Result<String> {
+        let user = if self.kind == Kind::Postgres { "postgres" } else { "root" };
+        let port = if self.kind == Kind::Sqlite { 0 } else { self.port()? };
+        Ok(self.url(user, port, database))
+    }
+
+    /// SIGKILL to all that there is of the server, and a new one on the same data.
+    pub fn crash(&self) -> anyhow::Result<()> {
+        // A process that was just born is found in the next round.
+        loop {
+            let pids = self.processes()?;
+            if pids.is_empty() {
+                return self.start();
+            }
+            pids.iter().for_each(|pid| signal("KILL", pid));
+        }
+    }
+
+    /// A shutdown in good order, and a new server on the same data. PostgreSQL waits a minute for a client that is just
+    /// connecting by a wire that holds its bytes back; we do not.
+    pub fn restart(&self) -> anyhow::Result<()> {
+        let file = self.dir.join(self.kind.name()).join("pid");
+        signal(if self.kind == Kind::Postgres { "INT" } else { "TERM" }, std::fs::read_to_string(file)?.trim());
+        for _ in 0..PATIENCE_MS / 20 {
+            if self.processes()?.is_empty() {
+                break;
+            }
+            crate::clock::rest_ms(20);
+        }
+        self.crash()
+    }
+
+    /// The processes that work in the server's directory: both servers go there, and a dead process is nowhere.
+    fn processes(&self) -> anyhow::Result<Vec<String>> {
+        let home = self.dir.canonicalize()?;
+        let ours = |process: &Path| std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(&home));
+        let mut pids = Vec::new();
+        for process in std::fs::read_dir("/proc")? {
+            let path = process?.path();
+            if ours(&path) {
+                pids.extend(path.file_name().and_then(|name| name.to_str()).map(str::to_owned));
+            }
+        }
+        Ok(pids)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.kind == Kind::Sqlite {
+            _ = std::fs::remove_dir_all(&self.dir);
+        } else if let Err(e) = self.script("stop") {
+            eprintln!("soak: {e}");
+        }
+    }
+}
+
+/// Sends a signal. Fails only if the process has ended already, which is as good.
+pub fn signal(name: &str, pid: &str) {
+    _ = Command::new("sh").args(["-c", r#"kill -s "$1" "$2" 2>/dev/null"#, "sh", name, pid]).status();
+}
+
+/// A plain connection, beside redrive's.
+pub enum Raw {
+    Sqlite(sqlx::SqliteConnection),
+    Postgres(sqlx::PgConnection),
+    Mysql(sqlx::MySqlConnection),
+}
+
+/// A value of a row, whatever its width.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    Null,
+    Int(i64),
+    Text(String),
+}
+
+impl Value {
+    pub fn int(&self) -> Option<i64> {
+        if let Self::Int(n) = self { Some(*n) } else { None }
+    }
+
+    pub fn text(&self) -> &str {
+        if let Self::Text(text) = self { text } else { "" }
+    }
+}
+
+macro_rules! each {
+    ($raw:expr, $c:ident => $body:expr) => {
+        match $raw {
+            Raw::Sqlite($c) => $body,
+            Raw::Postgres($c) => $body,
+            Raw::Mysql($c) => $body,
+        }
+    };
+}
+
+impl Raw {
+    pub async fn connect(kind: Kind, url: &str) -> anyhow::Result<Self> {
+        Ok(match kind {
+            Kind::Sqlite => Self::Sqlite(sqlx::SqliteConnection::connect(url).await?),
+            Kind::Postgres => Self::Postgres(sqlx::PgConnection::connect(url).await?),
+            Kind::Mysql => Self::Mysql(sqlx::MySqlConnection::connect(url).await?),
+        })
+    }
+
+    /// Runs statements.
+    pub async fn run(&mut self, sql: &str) -> anyhow::Result<()> {
+        let safe = AssertSqlSafe(sql.to_owned());
+        each!(self, c => { sqlx::raw_sql(safe).execute(&mut *c).await.with_context(|| sql.to_owned())?; });
+        Ok(())
+    }
+
+    /// The rows of a query, whose columns are BIGINT or text.
+    pub async fn rows(&mut self, sql: &str) -> anyhow::Result<Vec<Vec<Value>>> {
+        let safe = AssertSqlSafe(sql.to_owned());
+        each!(self, c => {
+            let rows = sqlx::raw_sql(safe).fetch_all(&mut *c).await.with_context(|| sql.to_owned())?;
+            let mut all = Vec::with_capacity(rows.len());
+            for row in rows {
+                let mut values = Vec::with_capacity(row.len());
+                for column in row.columns() {
+                    let i = column.ordinal();
+                    values.push(match row.try_get::<Option<i64>, _>(i) {
+                        Ok(n) => n.map_or(Value::Null, Value::Int),
+                        Err(_) => row.try_get::<Option<String>, _>(i)?.map_or(Value::Null, Value::Text),
+                    });
+                }
+                all.push(values);
+            }
+            Ok(all)
+        })
+    }
+
+    pub async fn count(&mut self, table: &str) -> anyhow::Result<i64> {
+        let rows = self.rows(&format!("SELECT CAST(COUNT(*) AS {}) FROM {table}", self.big_int())).await?;
+        Ok(rows.first().and_then(|row| row.first()).and_then(Value::int).unwrap_or(0))
+    }
+
+    /// The name of a 64-bit integer in a CAST.
+    pub fn big_int(&self) -> &'static str {
+        if matches!(self, Self::Mysql(_)) { "SIGNED" } else { "BIGINT" }
+    }
+}

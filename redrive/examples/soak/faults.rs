@@ -1,0 +1,198 @@
+//! What is done to the nodes, and when: a pure function of the seed.
+//!
+//! Kinds are drawn from a bag that is refilled when it is empty, so all of them occur. At every moment at least one node is
+//! left in peace by what is done to single nodes, and every twenty seconds there are four in which nothing is wrong at all.
+
+use std::fmt;
+
+use crate::chance::Chance;
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// SIGKILL.
+    Kill(usize),
+    /// SIGTERM: it leaves in good order.
+    Leave(usize),
+    /// A new process, whose clock is off by so many milliseconds.
+    Spawn(usize, i64),
+    /// SIGSTOP and SIGCONT.
+    Freeze(usize),
+    Thaw(usize),
+    /// All connections of a node are cut, and new ones refused.
+    Cut(usize),
+    /// Bytes are held back: of requests, of answers.
+    Hold(usize, bool, bool),
+    /// Answers are held back, and then cut off with their connections: what was asked for is done, and nobody is told.
+    Lose(usize),
+    Sever(usize),
+    /// The node's wire is in order again, and delivers what was held.
+    Mend(usize),
+    /// The same for all nodes.
+    CutAll,
+    MendAll,
+    /// The server is killed, or shut down, and started again.
+    Crash,
+    Restart,
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Kill(n) => write!(f, "kill -9 node {}", n + 1),
+            Self::Leave(n) => write!(f, "SIGTERM node {}", n + 1),
+            Self::Spawn(n, 0) => write!(f, "start node {}", n + 1),
+            Self::Spawn(n, offset) => write!(f, "start node {}, clock off by {offset} ms", n + 1),
+            Self::Freeze(n) => write!(f, "SIGSTOP node {}", n + 1),
+            Self::Thaw(n) => write!(f, "SIGCONT node {}", n + 1),
+            Self::Cut(n) => write!(f, "cut node {}", n + 1),
+            Self::Hold(n, true, false) => write!(f, "hold requests of node {}", n + 1),
+            Self::Hold(n, false, _) => write!(f, "hold answers to node {}", n + 1),
+            Self::Hold(n, true, true) => write!(f, "hold all of node {}", n + 1),
+            Self::Lose(n) => write!(f, "lose answers to node {}", n + 1),
+            Self::Sever(n) => write!(f, "sever node {}", n + 1),
+            Self::Mend(n) => write!(f, "mend node {}", n + 1),
+            Self::CutAll => f.write_str("cut everybody"),
+            Self::MendAll => f.write_str("mend everybody"),
+            Self::Crash => f.write_str("kill -9 the database"),
+            Self::Restart => f.write_str("restart the database"),
+        }
+    }
+}
+
+impl Action {
+    /// What it is counted as; the end of a fault is not counted.
+    pub fn kind(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Kill(_) => "kills",
+            Self::Leave(_) => "graceful stops",
+            Self::Freeze(_) => "freezes",
+            Self::Cut(_) => "cuts",
+            Self::Hold(_, true, false) => "held requests",
+            Self::Hold(_, false, _) => "held answers",
+            Self::Hold(_, true, true) => "held both",
+            Self::Lose(_) => "lost answers",
+            Self::CutAll => "cuts of all",
+            Self::Crash => "database kills",
+            Self::Restart => "database restarts",
+            Self::Spawn(_, offset) if offset != 0 => "clock offsets",
+            Self::Spawn(..) | Self::Thaw(_) | Self::Sever(_) | Self::Mend(_) | Self::MendAll => return None,
+        })
+    }
+
+    fn is_global(self) -> bool {
+        matches!(self, Self::CutAll | Self::Crash | Self::Restart)
+    }
+
+    fn needs_server(self) -> bool {
+        matches!(self, Self::Cut(_) | Self::Hold(..) | Self::Lose(_)) || self.is_global()
+    }
+}
+
+/// At this many milliseconds, this.
+pub type Timed = (u64, Action);
+
+const ROUND_MS: u64 = 20_000;
+const CALM_MS: u64 = 4_000;
+/// A node is given this long after a fault before the next one.
+const RECOVERY_MS: u64 = 1_000;
+
+/// All that happens in a run. Everything that begins also ends, before the run does.
+pub fn schedule(seed: u64, run_ms: u64, nodes: usize, has_server: bool) -> Vec<Timed> {
+    let mut planner = Planner {
+        chance: Chance::new(seed, "faults"),
+        bag: Vec::new(),
+        busy_until: vec![0; nodes],
+        all_busy_until: 0,
+        has_server,
+        actions: Vec::new(),
+    };
+    let mut at = 2_000;
+    while at < run_ms {
+        // In a round of twenty seconds a fault must be over before the calm at its end.
+        let latest = (at / ROUND_MS * ROUND_MS + ROUND_MS - CALM_MS).min(run_ms);
+        planner.one_fault(at, latest);
+        at += planner.chance.between(600, 2_000);
+    }
+    planner.actions.sort_by_key(|(at, _)| *at);
+    planner.actions
+}
+
+struct Planner {
+    chance: Chance,
+    bag: Vec<usize>,
+    busy_until: Vec<u64>,
+    all_busy_until: u64,
+    has_server: bool,
+    actions: Vec<Timed>,
+}
+
+impl Planner {
+    /// The first fault of the bag that can be over by `latest` and has a node; if there is none, nothing happens now.
+    fn one_fault(&mut self, at: u64, latest: u64) {
+        if self.bag.is_empty() {
+            self.bag = (0..KINDS).collect();
+            self.chance.shuffle(&mut self.bag);
+        }
+        if at < self.all_busy_until {
+            return;
+        }
+        let node = self.free_node(at);
+        for i in (0..self.bag.len()).rev() {
+            let fault = self.fault(self.bag[i], node.unwrap_or(0));
+            let (Some((_, first)), Some((lasts, _))) = (fault.first(), fault.last()) else { continue };
+            let possible = at + lasts <= latest && (node.is_some() || first.is_global());
+            if first.needs_server() && !self.has_server {
+                self.bag.remove(i);
+            } else if possible {
+                self.bag.remove(i);
+                return self.happens(at, node, first.is_global(), &fault);
+            }
+        }
+    }
+
+    fn happens(&mut self, at: u64, node: Option<usize>, is_global: bool, fault: &[Timed]) {
+        let until = at + fault.last().map_or(0, |(after, _)| *after) + RECOVERY_MS;
+        match node {
+            _ if is_global => self.all_busy_until = until + RECOVERY_MS,
+            Some(node) => self.busy_until[node] = until,
+            None => {}
+        }
+        self.actions.extend(fault.iter().map(|(after, action)| (at + after, *action)));
+    }
+
+    /// A node with which all is well, if another one is left.
+    fn free_node(&mut self, at: u64) -> Option<usize> {
+        let mut free: Vec<usize> = (0..self.busy_until.len()).filter(|n| self.busy_until[*n] <= at).collect();
+        self.chance.shuffle(&mut free);
+        if free.len() >= 2 { free.pop() } else { None }
+    }
+
+    /// What happens, and how long after the fault's begin.
+    fn fault(&mut self, kind: usize, node: usize) -> Vec<Timed> {
+        let chance = &mut self.chance;
+        let (short, middle) = (chance.between(100, 2_000), chance.between(500, 2_500));
+        let longer_than_lease = chance.between(3_600, 6_000);
+        let offset = chance.between(5_000, 30_000) as i64 * if chance.percent(50) { 1 } else { -1 };
+        let hold = |requests, answers| {
+            vec![(0, Action::Hold(node, requests, answers)), (longer_than_lease, Action::Mend(node))]
+        };
+        match kind {
+            0 => vec![(0, Action::Kill(node)), (middle, Action::Spawn(node, 0))],
+            1 => vec![(0, Action::Leave(node)), (middle, Action::Spawn(node, 0))],
+            2 => vec![(0, Action::Kill(node)), (middle, Action::Spawn(node, offset))],
+            3 => vec![(0, Action::Freeze(node)), (longer_than_lease, Action::Thaw(node))],
+            4 => vec![(0, Action::Cut(node)), (short, Action::Mend(node))],
+            5 => hold(false, true),
+            6 => hold(true, true),
+            7 => vec![(0, Action::CutAll), (short, Action::MendAll)],
+            8 => vec![(0, Action::Crash)],
+            9 => vec![(0, Action::Restart)],
+            10 => vec![(0, Action::Lose(node)), (short, Action::Sever(node))],
+            // What the run is most about: writes that arrive after their sender was declared dead.
+            _ => hold(true, false),
+        }
+    }
+}
+
+const KINDS: usize = 13;
