@@ -10,7 +10,9 @@
 //! round again only after 1,024 of them; should two live makers then meet, the primary key refuses the
 //! second row and it is given another id.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -31,6 +33,34 @@ const TIME_SHIFT: u32 = SEQUENCE_BITS + SLOT_BITS + SHARD_BITS;
 /// The name of a task. A string in JSON: JavaScript cannot hold 64-bit numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskId(i64);
+
+/// A map by task id.
+pub(crate) type IdMap<V> = HashMap<TaskId, V, BuildHasherDefault<IdHasher>>;
+/// A set of task ids.
+pub(crate) type IdSet = HashSet<TaskId, BuildHasherDefault<IdHasher>>;
+
+/// Spreads ids over a table. Nobody but us makes them, so it need not withstand an attacker.
+#[derive(Default)]
+pub(crate) struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|b| self.write_u64(u64::from(*b)));
+    }
+
+    fn write_u64(&mut self, n: u64) {
+        let mixed = (self.0 ^ n).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+
+    fn write_i64(&mut self, n: i64) {
+        self.write_u64(n.cast_unsigned());
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
 
 impl TaskId {
     /// From the number in the database.

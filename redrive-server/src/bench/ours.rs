@@ -187,7 +187,9 @@ pub(super) async fn precision(store: &Store, tasks: u64, over: Duration) -> anyh
     let times: Arc<Vec<AtomicU64>> = Arc::new((0..tasks).map(|_| AtomicU64::new(0)).collect());
     let (goal, clock) = (Goal::of(tasks), start());
     let engine = timing_engine(store, &times, &goal, clock).start().await?;
-    let (now, zero) = (store.now().await?, clock.elapsed());
+    // Before the database is asked for its time: what counts as late may be a little too much, never too little.
+    let before = clock.elapsed();
+    let now = store.now().await?;
     let first = now + Duration::from_secs(10);
     let at = |n: u64| first + over.mul_f64(n as f64 / tasks as f64);
     let whole = |t: Timestamp| Timestamp::from_millis(t.as_millis());
@@ -197,10 +199,11 @@ pub(super) async fn precision(store: &Store, tasks: u64, over: Duration) -> anyh
     engine.stop().await;
     let late = |n: u64| {
         let ran = Duration::from_micros(times.get(n as usize).map_or(0, |t| t.load(Ordering::Relaxed)));
-        let due = zero + whole(at(n)).since(now);
-        // The database's clock and ours tick apart by less than a millisecond; more than two early is a mistake.
-        anyhow::ensure!(ran + Duration::from_millis(2) >= due, "a task ran {:?} early", due.saturating_sub(ran));
-        Ok(ran.saturating_sub(due))
+        let due = whole(at(n)).since(now);
+        // The database's time is in whole milliseconds, and so is ours.
+        let early = (before + due).saturating_sub(ran + Duration::from_millis(1));
+        anyhow::ensure!(early.is_zero(), "a task ran {early:?} early");
+        Ok(ran.saturating_sub(before + due))
     };
     (0..tasks).map(late).collect()
 }

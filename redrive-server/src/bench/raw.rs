@@ -29,7 +29,8 @@ const COLUMNS: &str =
 /// How many rows of each shard make a batch.
 const EACH: usize = BATCH / SHARDS as usize + 1;
 /// What a claim reads.
-const READ: &str = "id, method_name, params_json, attempt_count, policy, task_key, created_at, deadline";
+const READ: &str =
+    "id, next_retry_time, method_name, params_json, attempt_count, policy, task_key, created_at, deadline";
 
 /// Several rows a statement, for the databases that have no arrays: the same text for two drivers.
 macro_rules! insert_values {
@@ -135,11 +136,12 @@ impl Raw {
     pub(super) async fn drain(&self, tasks: u64) -> anyhow::Result<Duration> {
         self.insert(tasks, BATCH, false).await?;
         let started = start();
-        let mut left = tasks;
+        let (mut left, mut floor) = (tasks, 0);
         while left > 0 {
-            let done = self.take_batch().await?;
-            anyhow::ensure!(done > 0, "{left} raw tasks are missing");
-            left -= done.min(left);
+            let taken = self.take_batch(floor).await?;
+            anyhow::ensure!(!taken.is_empty(), "{left} raw tasks are missing");
+            left -= (taken.len() as u64).min(left);
+            floor = taken.iter().map(|(_, due)| *due).min().unwrap_or(floor);
         }
         Ok(started.elapsed())
     }
@@ -148,8 +150,9 @@ impl Raw {
     pub(super) async fn cycle(&self, tasks: u64) -> anyhow::Result<Duration> {
         let started = start();
         for first in (0..tasks).step_by(BATCH) {
+            let floor = redrive::Clock::system().now().as_millis();
             self.insert_batch(first, BATCH.min((tasks - first) as usize), false, 0, METHOD).await?;
-            self.take_batch().await?;
+            self.take_batch(floor).await?;
         }
         Ok(started.elapsed())
     }
@@ -171,16 +174,16 @@ impl Raw {
         }
     }
 
-    /// Claims a batch (scan by shard, update) and deletes it. How many there were.
-    async fn take_batch(&self) -> anyhow::Result<u64> {
+    /// Claims a batch (scan by shard, update) and deletes it. Ids and due times; none is due before the floor, so index
+    /// entries of rows that are gone are passed over, as ours does.
+    async fn take_batch(&self, floor: i64) -> anyhow::Result<Vec<(i64, i64)>> {
         let now = redrive::Clock::system().now().as_millis();
         let lane = Lane::of(METHOD).0;
-        let taken = match self {
-            Self::Postgres(pool) => take_postgres(pool, lane, now).await,
-            Self::Sqlite(pool) => take_sqlite(pool, lane, now).await,
-            Self::MySql(pool) => take_mysql(pool, lane, now).await,
-        };
-        Ok(taken? as u64)
+        match self {
+            Self::Postgres(pool) => take_postgres(pool, lane, floor, now).await,
+            Self::Sqlite(pool) => take_sqlite(pool, lane, floor, now).await,
+            Self::MySql(pool) => take_mysql(pool, lane, floor, now).await,
+        }
     }
 }
 
@@ -240,50 +243,51 @@ impl Batch {
     }
 }
 
-async fn take_postgres(pool: &sqlx::PgPool, lane: i32, now: i64) -> anyhow::Result<usize> {
+async fn take_postgres(pool: &sqlx::PgPool, lane: i32, floor: i64, now: i64) -> anyhow::Result<Vec<(i64, i64)>> {
     let claim = format!(
         "UPDATE retry_task t SET status = 1, version = t.version + 1, locked_by = 1, locked_at = $2 FROM \
          (SELECT x.id FROM generate_series(0, 63) s CROSS JOIN LATERAL (SELECT id FROM retry_task WHERE lane = $1 AND shard = s \
-          AND next_retry_time <= $2 AND status = 0 ORDER BY next_retry_time LIMIT {EACH}) x) d \
+          AND next_retry_time >= $3 AND next_retry_time <= $2 AND status = 0 ORDER BY next_retry_time LIMIT {EACH}) x) d \
          WHERE t.id = d.id AND t.status = 0 RETURNING t.{}",
         READ.replace(", ", ", t.")
     );
-    let rows = sqlx::query(AssertSqlSafe(claim)).bind(lane).bind(now).fetch_all(pool).await?;
+    let rows = sqlx::query(AssertSqlSafe(claim)).bind(lane).bind(now).bind(floor).fetch_all(pool).await?;
     let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
     let delete = "DELETE FROM retry_task WHERE id = ANY($1) AND version = 1 AND locked_by = 1";
     sqlx::query(delete).bind(&ids).execute(pool).await?;
-    Ok(ids.len())
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
-async fn take_sqlite(pool: &sqlx::SqlitePool, lane: i32, now: i64) -> anyhow::Result<usize> {
+async fn take_sqlite(pool: &sqlx::SqlitePool, lane: i32, floor: i64, now: i64) -> anyhow::Result<Vec<(i64, i64)>> {
     let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
     let find = format!(
         "SELECT t.id FROM (WITH RECURSIVE s(s) AS (VALUES (0) UNION ALL SELECT s + 1 FROM s WHERE s < 63) SELECT s FROM s) s \
          CROSS JOIN retry_task t WHERE t.id IN (SELECT x.id FROM retry_task x WHERE x.lane = $1 AND x.shard = s.s \
-         AND x.next_retry_time <= $2 AND x.status = 0 ORDER BY x.next_retry_time LIMIT {EACH})"
+         AND x.next_retry_time >= $3 AND x.next_retry_time <= $2 AND x.status = 0 ORDER BY x.next_retry_time LIMIT {EACH})"
     );
-    let found = sqlx::query(AssertSqlSafe(find)).bind(lane).bind(now).fetch_all(&mut *tx).await?;
+    let found = sqlx::query(AssertSqlSafe(find)).bind(lane).bind(now).bind(floor).fetch_all(&mut *tx).await?;
     let ids: Vec<i64> = found.iter().map(|row| row.get(0)).collect();
     let list = serde_json::to_string(&ids)?;
     let claim = format!(
         "UPDATE retry_task SET status = 1, version = version + 1, locked_by = 1, locked_at = $2 \
          WHERE id IN (SELECT value FROM json_each($1)) RETURNING {READ}"
     );
-    sqlx::query(AssertSqlSafe(claim)).bind(&list).bind(now).fetch_all(&mut *tx).await?;
+    let rows = sqlx::query(AssertSqlSafe(claim)).bind(&list).bind(now).fetch_all(&mut *tx).await?;
     tx.commit().await?;
     let delete = "DELETE FROM retry_task WHERE id IN (SELECT value FROM json_each($1)) AND version = 1";
     sqlx::query(delete).bind(&list).execute(pool).await?;
-    Ok(ids.len())
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
-async fn take_mysql(pool: &sqlx::MySqlPool, lane: i32, now: i64) -> anyhow::Result<usize> {
+async fn take_mysql(pool: &sqlx::MySqlPool, lane: i32, floor: i64, now: i64) -> anyhow::Result<Vec<(i64, i64)>> {
     let branch = format!(
-        "(SELECT id FROM retry_task WHERE lane = ? AND shard = ? AND next_retry_time <= ? AND status = 0 \
-         ORDER BY next_retry_time LIMIT {EACH})"
+        "(SELECT id FROM retry_task WHERE lane = ? AND shard = ? AND next_retry_time >= ? AND next_retry_time <= ? \
+         AND status = 0 ORDER BY next_retry_time LIMIT {EACH})"
     );
     let find = vec![&*branch; usize::from(SHARDS)].join(" UNION ALL ");
     let find = sqlx::query(AssertSqlSafe(find));
-    let found = (0..SHARDS).fold(find, |query, shard| query.bind(lane).bind(shard).bind(now)).fetch_all(pool).await?;
+    let found = (0..SHARDS).fold(find, |query, shard| query.bind(lane).bind(shard).bind(floor).bind(now));
+    let found = found.fetch_all(pool).await?;
     let ids: Vec<i64> = found.iter().map(|row| row.get(0)).collect();
     let list = serde_json::to_string(&ids)?;
     let source = "JSON_TABLE(?, '$[*]' COLUMNS (id BIGINT PATH '$')) s \
@@ -293,10 +297,10 @@ async fn take_mysql(pool: &sqlx::MySqlPool, lane: i32, now: i64) -> anyhow::Resu
     );
     sqlx::query(AssertSqlSafe(claim)).bind(&list).bind(now).execute(pool).await?;
     let select = format!("SELECT t.{} FROM {source} WHERE t.locked_by = 1", READ.replace(", ", ", t."));
-    sqlx::query(AssertSqlSafe(select)).bind(&list).fetch_all(pool).await?;
+    let rows = sqlx::query(AssertSqlSafe(select)).bind(&list).fetch_all(pool).await?;
     let delete = format!("DELETE t FROM {source} WHERE t.version = 1");
     sqlx::query(AssertSqlSafe(delete)).bind(&list).execute(pool).await?;
-    Ok(ids.len())
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
 fn marks(rows: usize, columns: usize) -> String {

@@ -1,16 +1,18 @@
 //! Makes ready tasks ours, as many as there are free slots, and starts them. Turns the wheel.
 //!
+//! What the wheel holds is claimed a moment before it is due, while there are slots to spare, and waits in its slot: so a
+//! task runs at its time however long the claim takes.
+//!
 //! Two claims may be under way: while the rows of one are read and started, the database works on the next. The second one
 //! goes only if it is worth a statement of its own; a few tasks wait for the first and go together.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
 
 use crate::clock::pause;
-use crate::id::TaskId;
+use crate::id::IdSet;
 use crate::store::{Claimed, Due};
 
 use super::limits::Slot;
@@ -21,6 +23,8 @@ use super::{Shared, Waiting};
 const MOST_ROWS: usize = 1_000;
 /// How many tasks must wait for a second claim to go beside the first.
 const WORTH_A_SECOND: usize = 200;
+/// How long before its time a task is claimed.
+const EARLY: Duration = Duration::from_millis(25);
 /// How far ahead the wheel is looked into for the next wake-up.
 const LOOK_AHEAD_MS: usize = 1_000;
 
@@ -52,9 +56,10 @@ impl Shared {
         }
         let now = self.clock.now();
         let mut waiting = self.waiting();
-        let due = waiting.wheel.take_due(now);
-        due.into_iter().for_each(|d| _ = waiting.ready.push(d));
         let mut limits = self.limits();
+        let early = if limits.free() > limits.taken() { EARLY } else { Duration::ZERO };
+        let due = waiting.wheel.take_due(now + early);
+        due.into_iter().for_each(|d| _ = waiting.ready.push(d));
         if under_way > 0 && waiting.ready.len().min(limits.free()) < WORTH_A_SECOND {
             return Vec::new();
         }
@@ -93,11 +98,12 @@ impl Shared {
         let token = waiting.ready.lanes().filter_map(|lane| limits.next_token(lane)).min();
         let next = waiting.wheel.next_due(LOOK_AHEAD_MS).into_iter().chain(token).min();
         let longest = Duration::from_millis(LOOK_AHEAD_MS as u64);
-        next.map_or(longest, |at| at.since(self.clock.now())).min(longest).max(Duration::from_millis(1))
+        next.map_or(longest, |at| at.since(self.clock.now() + EARLY)).min(longest).max(Duration::from_millis(1))
     }
 
     async fn claim(self: &Arc<Self>, due: &[Due]) {
-        let claimed = self.store.claim(due, self.me.number(), self.clock.now()).await;
+        let now = self.clock.now();
+        let claimed = self.store.claim_until(due, self.me.number(), now, now + EARLY).await;
         let claimed = claimed.unwrap_or_else(|e| {
             tracing::warn!(error = %e, "claiming failed; the scan will find these tasks again");
             Claimed::default()
@@ -105,7 +111,7 @@ impl Shared {
         metrics::histogram!("redrive_claim_batch").record(claimed.tasks.len() as f64);
         claimed.tasks.iter().for_each(|task| self.signals.tell(Signal::Claimed, task));
         claimed.spent.iter().for_each(|task| self.signals.tell(Signal::Dead, task));
-        let ours: HashSet<TaskId> = claimed.tasks.iter().map(|task| task.id).collect();
+        let ours: IdSet = claimed.tasks.iter().map(|task| task.id).collect();
         claimed.tasks.into_iter().for_each(|task| self.start_reserved(task));
         // Someone else took them, or their time was up: their slots are free again.
         for d in due.iter().filter(|d| !ours.contains(&d.id)) {

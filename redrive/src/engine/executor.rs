@@ -1,6 +1,5 @@
 //! Attempts: each a tokio task that runs a handler and hands its outcome to the settler.
 
-use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -10,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::classify::{Class, Failure, Kind};
-use crate::clock::Stopwatch;
-use crate::id::TaskId;
+use crate::clock::{Stopwatch, pause};
+use crate::id::{IdMap, TaskId};
 use crate::settle::Outcome;
 use crate::task::Task;
 
@@ -23,7 +22,7 @@ use super::limits::Slot;
 #[derive(Debug, Default)]
 pub(super) struct Running {
     /// With the version at which we hold them: a task that was settled can be ours again before that is noted here.
-    tasks: HashMap<TaskId, (i32, Held)>,
+    tasks: IdMap<(i32, Held)>,
 }
 
 #[derive(Debug)]
@@ -148,10 +147,14 @@ impl Shared {
         };
         let attempt = attempt(handler, task.clone(), cancel);
         let (shared, id, version) = (self.clone(), task.id, task.version);
-        self.signals.started(&task, self.clock.now().since(task.due));
         let number = task.attempts + 1;
-        let span = tracing::info_span!("attempt", task = %id, method = %task.method, attempt = number, node = %self.me.number());
+        let span = tracing::debug_span!("attempt", task = %id, method = %task.method, attempt = number, node = %self.me.number());
         let running = async move {
+            let early = task.due.since(shared.clock.now());
+            if !early.is_zero() {
+                pause(early).await;
+            }
+            shared.signals.started(&task, shared.clock.now().since(task.due));
             let started = Stopwatch::start();
             let outcome = attempt.await;
             shared.signals.ended(&task, started.elapsed());

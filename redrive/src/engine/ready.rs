@@ -4,9 +4,9 @@
 //! enough running are parked until one of those ends, so that they do not delay another id's either.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
 
-use crate::id::TaskId;
+use crate::id::IdSet;
 use crate::store::Due;
 use crate::task::Lane;
 
@@ -20,7 +20,7 @@ pub(crate) struct Ready {
     parked: HashMap<(Lane, u32), BinaryHeap<Item>>,
     /// Which lane had the last turn.
     last: Option<Lane>,
-    known: HashSet<TaskId>,
+    known: IdSet,
 }
 
 /// Ordered by who goes first.
@@ -154,6 +154,7 @@ impl Ready {
 mod tests {
     use super::*;
     use crate::clock::Timestamp;
+    use crate::id::TaskId;
 
     fn due(id: i64, lane: i32, at: i64, priority: i16) -> Due {
         Due {

@@ -4,12 +4,12 @@
 //! two people cannot both do it. A redriven task is a new one, linked to its origin; if a task with its key lives already,
 //! the letter stays where it is and the answer names that twin.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
-use crate::id::TaskId;
+use crate::id::{IdMap, TaskId};
 use crate::policy::Policy;
 use crate::settle::DeadReason;
 use crate::task::{Status, StopRequest, Task};
@@ -91,7 +91,7 @@ impl Store {
         if let Some(policy) = &policy {
             policy.validate()?;
         }
-        let new_ids: HashMap<TaskId, TaskId> = ids.iter().map(|id| (*id, self.ids().next(id.shard(), now))).collect();
+        let new_ids: IdMap<TaskId> = ids.iter().map(|id| (*id, self.ids().next(id.shard(), now))).collect();
         let doing = format!("redriving {} dead letters", ids.len());
         let went = retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, tried| {
             let letters = read_letters(c, ids, true).await?;
@@ -137,7 +137,7 @@ impl Store {
         retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| {
             let letters = read_letters(c, ids, true).await?;
             let closed = letters.len() as u64;
-            archive_letters(c, letters, how, by, note, &HashMap::new(), now).await?;
+            archive_letters(c, letters, how, by, note, &IdMap::default(), now).await?;
             Ok(closed)
         })
     }
@@ -222,12 +222,8 @@ fn revive(letter: &DeadTask, id: TaskId, policy: Option<&Arc<Policy>>, by: &str,
 }
 
 /// Writes the new tasks, keys and all; says for each letter what became of it.
-async fn insert_revived(
-    c: &mut Connection<'_>,
-    revived: &[Task],
-    now: Timestamp,
-) -> sqlx::Result<HashMap<TaskId, Redriven>> {
-    let mut went = HashMap::new();
+async fn insert_revived(c: &mut Connection<'_>, revived: &[Task], now: Timestamp) -> sqlx::Result<IdMap<Redriven>> {
+    let mut went = IdMap::default();
     let mut order: Vec<&Task> = revived.iter().collect();
     order.sort_by_cached_key(|t| (t.key_hash(), t.id));
     // Two letters may have had the same key: the first of them is the twin of the second.
@@ -260,7 +256,7 @@ async fn archive_letters(
     how: EndedAs,
     by: &str,
     note: Option<&str>,
-    went: &HashMap<TaskId, Redriven>,
+    went: &IdMap<Redriven>,
     now: Timestamp,
 ) -> sqlx::Result<()> {
     let entry = |letter: DeadTask| {

@@ -33,7 +33,7 @@ impl Store {
         let some = self.list(&TaskFilter::default(), 1).await?.first().map_or(task.id, |t| t.id);
         let statements = [
             ("scan", slices_query(dialect, &slices, "t.id, t.version", &Wanted::Pending(Vec::new()), now, 100)),
-            ("claim", Claim { due: &due, node, now, moment: now }.query(dialect)),
+            ("claim", Claim { due: &due, node, until: now, moment: now }.query(dialect)),
             ("put back", put_back_query(dialect, &[&settled], &after, Hold::Node(node), now)),
             ("delete", delete_query(dialect, &[&settled], Hold::Node(node))),
             ("survivors", survivors_query(dialect, &[&settled], Hold::Node(node), true)),

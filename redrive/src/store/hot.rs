@@ -12,11 +12,9 @@
 //! of its own (`locked_at`, moved ahead by a millisecond if need be), so the next try finds by owner and moment just what the
 //! lost one got. MySQL, which returns nothing from an UPDATE, reads the claimed rows in the same way.
 
-use std::collections::HashMap;
-
 use crate::clock::Timestamp;
 use crate::error::Result;
-use crate::id::TaskId;
+use crate::id::{IdMap, TaskId};
 use crate::settle::{give_up, spent};
 use crate::task::{Lane, NodeNumber, Task, business_hash};
 
@@ -100,10 +98,21 @@ impl Store {
     /// Makes due tasks ours: those that still are what the scan saw. What ran out of time while it waited is dead
     /// afterwards, without having run.
     pub async fn claim(&self, due: &[Due], node: NodeNumber, now: Timestamp) -> Result<Claimed> {
+        self.claim_until(due, node, now, now).await
+    }
+
+    /// The same with tasks that are due a little later, until `until`: whoever claims them waits before running them.
+    pub async fn claim_until(
+        &self,
+        due: &[Due],
+        node: NodeNumber,
+        now: Timestamp,
+        until: Timestamp,
+    ) -> Result<Claimed> {
         if due.is_empty() {
             return Ok(Claimed::default());
         }
-        let claim = Claim { due, node, now, moment: self.claim_moment(now) };
+        let claim = Claim { due, node, until, moment: self.claim_moment(now) };
         let rows = retrying!(self.pools(), Use::Write, Scope::Statement, "claiming tasks", |c, tried| claim
             .run(c, tried)
             .await)?;
@@ -142,8 +151,9 @@ fn read_due(row: &Row) -> sqlx::Result<Due> {
 pub(super) enum Wanted {
     /// Pending ones, but none of these business ids. There are none of them, or 1, 2, 4, … (the last one repeated).
     Pending(Vec<String>),
-    /// Of those that stand at the head of the slice, the ones for which a condition on `x` holds. Running tasks stand
-    /// there, since they were due when they were claimed; a backlog behind them is not looked through.
+    /// Of those that stand at the head of the slice, the ones for which a condition on `x` holds: their ids only, for MySQL
+    /// puts the wide columns of a derived table on disk. Running tasks stand there, since they were due when they were
+    /// claimed; a backlog behind them is not looked through.
     AtHead(&'static str, Vec<Value<'static>>),
 }
 
@@ -174,7 +184,8 @@ impl Wanted {
                 )
             }
             Self::AtHead(which, _) => format!(
-                "SELECT {columns} FROM (SELECT * FROM {TASK_TABLE} WHERE {slice} ORDER BY next_retry_time LIMIT {HEAD}) x WHERE {which} LIMIT ?"
+                "SELECT {columns} FROM (SELECT id, status, locked_by, locked_at FROM {TASK_TABLE} \
+                  WHERE {slice} ORDER BY next_retry_time LIMIT {HEAD}) x WHERE {which} LIMIT ?"
             ),
         }
     }
@@ -242,7 +253,8 @@ pub(super) fn slices_query(
 pub(super) struct Claim<'a> {
     pub(super) due: &'a [Due],
     pub(super) node: NodeNumber,
-    pub(super) now: Timestamp,
+    /// Until when they may be due.
+    pub(super) until: Timestamp,
     /// Its own: no other claim of this node has it.
     pub(super) moment: Timestamp,
 }
@@ -262,7 +274,7 @@ impl Claim<'_> {
     }
 
     fn read(&self, rows: &[Row]) -> sqlx::Result<Vec<Task>> {
-        let due: HashMap<TaskId, Due> = self.due.iter().map(|due| (due.id, *due)).collect();
+        let due: IdMap<Due> = self.due.iter().map(|due| (due.id, *due)).collect();
         rows.iter().map(|row| read_claimed(row, &due, (self.node, self.moment))).collect()
     }
 
@@ -278,14 +290,14 @@ impl Claim<'_> {
         if dialect == Dialect::MySql {
             let set = "t.status = 1, t.version = t.version + 1, t.locked_by = ?, t.locked_at = ?";
             let sql = format!("UPDATE {source} {} SET {set} WHERE {held}", joined(dialect, TASK_TABLE));
-            return s.bind_to(query(sql)).bind(node).bind(self.moment).bind(self.now).bind(node);
+            return s.bind_to(query(sql)).bind(node).bind(self.moment).bind(self.until).bind(node);
         }
         let set = "status = 1, version = t.version + 1, locked_by = ?, locked_at = ?";
         let columns = claimed_columns(dialect, if dialect == Dialect::Postgres { "t." } else { "" });
         let sql =
             format!("UPDATE {TASK_TABLE} AS t SET {set} FROM {source} WHERE {SAME} AND {held} RETURNING {columns}");
         // The values of SET stand before those of the list.
-        s.bind_to(query(sql).bind(node).bind(self.moment)).bind(self.now).bind(node)
+        s.bind_to(query(sql).bind(node).bind(self.moment)).bind(self.until).bind(node)
     }
 
     /// What this claim has got, in an earlier try or just now.

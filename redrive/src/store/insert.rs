@@ -10,13 +10,13 @@
 //! up after a short time and is halved, until only the guilty rows wait. Ids are made before the first try and used
 //! again: if a connection is lost in COMMIT, the rows are looked for before anything is repeated.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use serde::Serialize;
 
 use crate::clock::Timestamp;
 use crate::error::{Error, Fault, Result};
-use crate::id::{IdMaker, TaskId};
+use crate::id::{IdMaker, IdSet, TaskId};
 use crate::new_task::{NewTask, OnDuplicate};
 use crate::task::{KeyHash, Task};
 
@@ -378,7 +378,7 @@ async fn insert_postgres(
     keys: &[(KeyHash, TaskId)],
     turn: Option<&Turn>,
     now: Timestamp,
-) -> sqlx::Result<HashSet<TaskId>> {
+) -> sqlx::Result<IdSet> {
     let columns = needed_columns(tasks);
     let names = columns.iter().map(|c| c.name).collect::<Vec<_>>().join(", ");
     let (mut with, mut values) = (Vec::new(), Vec::new());
@@ -412,13 +412,13 @@ async fn insert_postgres(
     if keys.is_empty() {
         let with = if with.is_empty() { String::new() } else { format!("WITH {}", with.join(", ")) };
         let written = c.execute(query(format!("{with} {insert}")).bind_all(values)).await?;
-        return if written == 0 && turn.is_some() { Err(turn::taken()) } else { Ok(HashSet::new()) };
+        return if written == 0 && turn.is_some() { Err(turn::taken()) } else { Ok(IdSet::default()) };
     }
     with.push(format!("written AS ({insert} RETURNING id)"));
     let also_turn = if turn.is_some() { "UNION ALL SELECT id FROM turn" } else { "" };
     let sql = format!("WITH {} SELECT id FROM written {also_turn}", with.join(", "));
     let rows = c.rows(query(sql).bind_all(values)).await?;
-    let written: sqlx::Result<HashSet<TaskId>> = rows.iter().map(|row| Ok(TaskId::from_i64(row.int()?))).collect();
+    let written: sqlx::Result<IdSet> = rows.iter().map(|row| Ok(TaskId::from_i64(row.int()?))).collect();
     let written = written?;
     if turn.is_some() && !written.contains(&TaskId::from_i64(0)) {
         return Err(turn::taken());

@@ -7,10 +7,10 @@
 //! Keys are taken and ended in the order of their hashes, so that batches cannot deadlock. A key is ended only by its own
 //! task.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use crate::clock::{Timestamp, millis};
-use crate::id::TaskId;
+use crate::id::{IdSet, TaskId};
 use crate::settle::To;
 use crate::task::KeyHash;
 
@@ -23,10 +23,10 @@ pub(super) async fn lost_keys(
     c: &mut Connection<'_>,
     keys: &[(KeyHash, TaskId)],
     now: Timestamp,
-) -> sqlx::Result<HashSet<TaskId>> {
+) -> sqlx::Result<IdSet> {
     let rows = keys.iter().map(|(hash, id)| vec![(*hash).into(), (*id).into()]).collect();
     let columns = ["key_hash", "task_id"];
-    let mut lost: HashSet<TaskId> = keys.iter().map(|(_, id)| *id).collect();
+    let mut lost: IdSet = keys.iter().map(|(_, id)| *id).collect();
     if c.dialect() == Dialect::Sqlite {
         let conflict = "ON CONFLICT (key_hash) DO UPDATE SET task_id = excluded.task_id, expires_at = NULL \
                         WHERE redrive_key.expires_at <= ? RETURNING task_id";
@@ -103,7 +103,7 @@ impl Keys {
     }
 
     /// Ends the keys of the tasks that are gone, if they are still theirs.
-    pub(super) async fn end(&self, c: &mut Connection<'_>, gone: &HashSet<TaskId>, now: Timestamp) -> sqlx::Result<()> {
+    pub(super) async fn end(&self, c: &mut Connection<'_>, gone: &IdSet, now: Timestamp) -> sqlx::Result<()> {
         for (outlives, keys) in &self.0 {
             let keys: Vec<_> = keys.iter().filter(|(_, id)| gone.contains(id)).copied().collect();
             let until = (*outlives > 0).then(|| now.as_millis().saturating_add(*outlives));

@@ -142,7 +142,15 @@ impl Store {
     /// Begins a transaction of the caller's own, for [`insert_in`](Self::insert_in) beside business writes. On SQLite it is
     /// BEGIN IMMEDIATE and holds the one writer until it ends.
     pub async fn begin(&self) -> Result<Tx> {
-        self.pools().begin(Use::Write).await.map_err(|e| db::database_error("beginning a transaction", e))
+        // After an outage the pool may be full of connections that are gone. Nothing has happened in them yet.
+        let mut tries = self.options().max_connections + 1;
+        loop {
+            tries -= 1;
+            match self.pools().begin(Use::Write).await {
+                Err(e) if tries > 0 && pool::loses_connection(&e) => {}
+                begun => return begun.map_err(|e| db::database_error("beginning a transaction", e)),
+            }
+        }
     }
 
     /// Closes all connections, after what is under way.

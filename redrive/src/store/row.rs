@@ -2,13 +2,12 @@
 //! directions between them and a [`Task`]. And how many rows go into one statement.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::classify::Kind;
 use crate::clock::{Timestamp, millis};
-use crate::id::TaskId;
+use crate::id::{IdMap, TaskId};
 use crate::new_task::default_policy;
 use crate::policy::Policy;
 use crate::task::{Business, Lane, LastError, NodeNumber, Status, StopRequest, Task};
@@ -330,7 +329,7 @@ struct Rest(
 );
 
 /// A task from the columns of [`claimed_columns`], as the claim has made it.
-pub(super) fn read_claimed(row: &Row, due: &HashMap<TaskId, Due>, by: (NodeNumber, Timestamp)) -> sqlx::Result<Task> {
+pub(super) fn read_claimed(row: &Row, due: &IdMap<Due>, by: (NodeNumber, Timestamp)) -> sqlx::Result<Task> {
     let c = &mut row.columns();
     let id = TaskId::from_i64(c.int()?);
     let due = due.get(&id).ok_or(sqlx::Error::RowNotFound)?;

@@ -9,12 +9,12 @@
 //! *Failure.* "Not ours any more" is [`Settled::Lost`], row by row. A task that a person wants stopped does not go back
 //! to wait: the update finds `cancel_requested` set, and the task is settled as that wish says.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::clock::Timestamp;
 use crate::error::Result;
-use crate::id::TaskId;
+use crate::id::{IdMap, IdSet, TaskId};
 use crate::new_task::NewTask;
 use crate::policy::OnExhausted;
 use crate::settle::{Change, DeadReason, Outcome, To, settle};
@@ -156,7 +156,9 @@ impl Store {
     /// What a node holds in these slices and has held since before `since`.
     pub async fn held_by(&self, slices: &[Slice], node: NodeNumber, since: Timestamp, limit: u32) -> Result<Vec<Task>> {
         let which = "x.status = 1 AND x.locked_by = ? AND x.locked_at < ?";
-        self.running(slices, Wanted::AtHead(which, vec![node.into(), since.into()]), limit).await
+        let mut held = self.running(slices, Wanted::AtHead(which, vec![node.into(), since.into()]), limit).await?;
+        held.retain(|task| task.locked_by == Some(node)); // it may have gone to another since
+        Ok(held)
     }
 
     /// What other nodes hold in these slices.
@@ -167,21 +169,23 @@ impl Store {
 
     async fn running(&self, slices: &[Slice], wanted: Wanted, limit: u32) -> Result<Vec<Task>> {
         retrying!(self.pools(), Use::Read, Scope::Statement, "looking for running tasks", |c, _| {
-            let rows = read_slices(c, slices, &column_list("t."), &wanted, Timestamp::MAX, limit).await?;
-            rows.iter().map(read_task).collect()
+            let found = read_slices(c, slices, "t.id", &wanted, Timestamp::MAX, limit).await?;
+            if found.is_empty() {
+                return Ok(Vec::new());
+            }
+            let found: sqlx::Result<Vec<_>> = found.iter().map(|row| Ok(vec![row.int()?.into()])).collect();
+            let s = Listed::new(c.dialect(), &["id"], found?);
+            let table = joined_on(c.dialect(), TASK_TABLE, "t.id = s.id");
+            let sql = format!("SELECT {} FROM {} {table} WHERE t.status = 1", column_list("t."), s.source);
+            c.rows(s.bind_to(query(sql))).await?.iter().map(read_task).collect()
         })
     }
 
     /// Writes the changes of tasks that are all held alike. Gives where each went; those that are missing were lost.
-    pub(super) async fn settle_held(
-        &self,
-        settles: &[&Settle],
-        hold: Hold,
-        now: Timestamp,
-    ) -> Result<HashMap<TaskId, To>> {
+    pub(super) async fn settle_held(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<IdMap<To>> {
         let (waiting, ending): (Vec<&Settle>, Vec<&Settle>) = settles.iter().partition(|s| !s.change.to.is_final());
         let (going, leaving): (Vec<&Settle>, Vec<&Settle>) = ending.into_iter().partition(|s| s.only_goes());
-        let mut went = HashMap::new();
+        let mut went = IdMap::default();
         if !going.is_empty() {
             went.extend(self.delete_done(&going, hold, now).await?.into_iter().map(|id| (id, To::Done)));
         }
@@ -199,7 +203,7 @@ impl Store {
     }
 
     /// Tasks that are done and leave no trace but, perhaps, a key that outlives them.
-    async fn delete_done(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<HashSet<TaskId>> {
+    async fn delete_done(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<IdSet> {
         let keys = Keys::of(settles.iter().copied());
         let alone = match self.dialect() {
             Dialect::Postgres => keys.all_free().is_some(),
@@ -221,7 +225,7 @@ impl Store {
     }
 
     /// Tasks that wait again.
-    async fn put_back(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<HashMap<TaskId, To>> {
+    async fn put_back(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<IdMap<To>> {
         let doing = describe("putting back", settles);
         let after: Vec<Task> = settles.iter().map(|s| s.task.after(&s.change, now)).collect();
         // MySQL has to look which they were, before others can change them.
@@ -260,13 +264,13 @@ impl Store {
     }
 
     /// Tasks that leave for the dead letters or the archive, with their follow-ups.
-    async fn move_out(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<HashMap<TaskId, To>> {
+    async fn move_out(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<IdMap<To>> {
         let doing = describe("moving out", settles);
         let follow_ups = self.follow_up_tasks(settles, now)?;
         retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, tried| {
             let ours = survivors(c, settles, hold, true).await?;
             let leaving: Vec<&Settle> = settles.iter().copied().filter(|s| ours.contains_key(&s.task.id)).collect();
-            let gone: HashSet<TaskId> = leaving.iter().map(|s| s.task.id).collect();
+            let gone: IdSet = leaving.iter().map(|s| s.task.id).collect();
             write_where_they_go(c, &leaving, now).await?;
             delete_ids(c, TASK_TABLE, &gone).await?;
             Keys::of(leaving.iter().copied()).end(c, &gone, now).await?;
@@ -275,7 +279,7 @@ impl Store {
                     super::insert::insert_follow_ups(c, tasks, now).await?;
                 }
             }
-            let mut went: HashMap<TaskId, To> = leaving.iter().map(|s| (s.task.id, s.change.to)).collect();
+            let mut went: IdMap<To> = leaving.iter().map(|s| (s.task.id, s.change.to)).collect();
             if tried > 0 {
                 went.extend(moved_already(c, settles).await?);
             }
@@ -283,8 +287,8 @@ impl Store {
         })
     }
 
-    fn follow_up_tasks(&self, settles: &[&Settle], now: Timestamp) -> Result<HashMap<TaskId, Vec<Task>>> {
-        let mut all = HashMap::new();
+    fn follow_up_tasks(&self, settles: &[&Settle], now: Timestamp) -> Result<IdMap<Vec<Task>>> {
+        let mut all = IdMap::default();
         for s in settles.iter().filter(|s| !s.follow_ups.is_empty()) {
             let made = s.follow_ups.iter().map(|new| new.clone().into_task(self.ids(), now, self.options().max_params));
             all.insert(s.task.id, made.collect::<Result<Vec<_>>>()?);
@@ -311,7 +315,7 @@ fn cas_list<'q>(dialect: Dialect, settles: &[&Settle]) -> Listed<'q> {
     Listed::new(dialect, &["id", "version"], rows)
 }
 
-fn ids(rows: &[super::db::Row]) -> sqlx::Result<HashSet<TaskId>> {
+fn ids(rows: &[super::db::Row]) -> sqlx::Result<IdSet> {
     rows.iter().map(|row| Ok(TaskId::from_i64(row.int()?))).collect()
 }
 
@@ -348,7 +352,7 @@ async fn delete_once(
     hold: Hold,
     keys: &Keys,
     now: Timestamp,
-) -> sqlx::Result<HashSet<TaskId>> {
+) -> sqlx::Result<IdSet> {
     let gone = match (c.dialect(), keys.all_free()) {
         (Dialect::Postgres, Some(free)) if !free.is_empty() => {
             return ids(&c.rows(delete_with_keys_query(settles, hold, free)).await?);
@@ -367,7 +371,7 @@ async fn put_back_once(
     after: &[Task],
     hold: Hold,
     now: Timestamp,
-) -> sqlx::Result<HashSet<TaskId>> {
+) -> sqlx::Result<IdSet> {
     let update = put_back_query(c.dialect(), settles, after, hold, now);
     if c.dialect() != Dialect::MySql {
         return ids(&c.rows(update).await?);
@@ -379,8 +383,8 @@ async fn put_back_once(
 }
 
 /// MySQL does not say which rows a DELETE took: the survivors are locked first, and just those are deleted.
-async fn delete_mysql(c: &mut Connection<'_>, settles: &[&Settle], hold: Hold) -> sqlx::Result<HashSet<TaskId>> {
-    let ours: HashSet<TaskId> = survivors(c, settles, hold, true).await?.into_keys().collect();
+async fn delete_mysql(c: &mut Connection<'_>, settles: &[&Settle], hold: Hold) -> sqlx::Result<IdSet> {
+    let ours: IdSet = survivors(c, settles, hold, true).await?.into_keys().collect();
     delete_ids(c, TASK_TABLE, &ours).await?;
     Ok(ours)
 }
@@ -391,7 +395,7 @@ async fn survivors(
     settles: &[&Settle],
     hold: Hold,
     lock: bool,
-) -> sqlx::Result<HashMap<TaskId, StopRequest>> {
+) -> sqlx::Result<IdMap<StopRequest>> {
     let rows = c.rows(survivors_query(c.dialect(), settles, hold, lock)).await?;
     let read = |row: &super::db::Row| {
         let mut columns = row.columns();
@@ -479,9 +483,9 @@ pub(super) fn put_back_query<'q>(
 }
 
 /// Which of these wait again by our hand: the next version, with our number still on it.
-async fn put_back_already(c: &mut Connection<'_>, settles: &[&Settle], hold: Hold) -> sqlx::Result<HashSet<TaskId>> {
+async fn put_back_already(c: &mut Connection<'_>, settles: &[&Settle], hold: Hold) -> sqlx::Result<IdSet> {
     let (Hold::Node(node) | Hold::Fenced(node)) = hold else {
-        return Ok(HashSet::new());
+        return Ok(IdSet::default());
     };
     let rows = settles.iter().map(|s| vec![s.task.id.into(), (s.task.version + 1).into()]).collect();
     let s = Listed::new(c.dialect(), &["id", "version"], rows);
@@ -497,7 +501,7 @@ async fn put_back_already(c: &mut Connection<'_>, settles: &[&Settle], hold: Hol
 }
 
 /// Which of these are among the dead letters or in the archive.
-async fn moved_already(c: &mut Connection<'_>, settles: &[&Settle]) -> sqlx::Result<HashMap<TaskId, To>> {
+async fn moved_already(c: &mut Connection<'_>, settles: &[&Settle]) -> sqlx::Result<IdMap<To>> {
     let ids: Vec<TaskId> = settles.iter().map(|s| s.task.id).collect();
     let mut moved = super::task::existing_ids(c, "retry_dead", &ids).await?;
     moved.extend(super::task::existing_ids(c, "retry_archive", &ids).await?);
@@ -547,7 +551,7 @@ async fn insert_dead(c: &mut Connection<'_>, dead: &[(Task, DeadReason)], now: T
 }
 
 /// Deletes rows that this transaction has locked.
-pub(super) async fn delete_ids(c: &mut Connection<'_>, table: &str, ids: &HashSet<TaskId>) -> sqlx::Result<()> {
+pub(super) async fn delete_ids(c: &mut Connection<'_>, table: &str, ids: &IdSet) -> sqlx::Result<()> {
     if ids.is_empty() {
         return Ok(());
     }

@@ -3,12 +3,11 @@
 //! A pending task is changed by compare-and-set on its version. On a running one only columns outside the fence are
 //! touched: a wish to stop it, its policy. Its owner sees them when it settles.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::clock::{Timestamp, millis};
 use crate::error::{Error, Result};
-use crate::id::TaskId;
+use crate::id::{IdSet, TaskId};
 use crate::policy::Policy;
 use crate::settle::{DeadReason, To};
 use crate::task::{Lane, Status, StopRequest, Task};
@@ -231,9 +230,9 @@ pub(super) fn policy_edit<'q>(id: TaskId, policy: &'q Arc<Policy>, by: Option<&'
 }
 
 /// Which of these ids a table has.
-pub(super) async fn existing_ids(c: &mut Connection<'_>, table: &str, ids: &[TaskId]) -> sqlx::Result<HashSet<TaskId>> {
+pub(super) async fn existing_ids(c: &mut Connection<'_>, table: &str, ids: &[TaskId]) -> sqlx::Result<IdSet> {
     if ids.is_empty() {
-        return Ok(HashSet::new());
+        return Ok(IdSet::default());
     }
     let s = Listed::new(c.dialect(), &["id"], ids.iter().map(|id| vec![(*id).into()]).collect());
     let sql = format!("SELECT t.id FROM {} {}", s.source, joined_on(c.dialect(), table, "t.id = s.id"));

@@ -1,32 +1,47 @@
-//! A node that is cut off from its database, through a proxy of our own. SQLite has no network to be cut.
+//! Nodes whose connections to the database are held up or cut, by a proxy of our own. SQLite has no network to be cut.
 
 use std::time::Duration;
 
-use redrive::{Context, Engine, EngineConfig, Store, Verdict};
+use redrive::store::{Registration, Settle, Slice};
+use redrive::{Context, Engine, EngineConfig, Lane, Outcome, SHARDS, Store, Task, Timestamp, Verdict, settle};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 
 use crate::harness::{Db, Kind, new};
 
-mod postgres {
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_node_that_is_cut_off_stops_before_others_take_its_work_and_comes_back() {
-        super::cut_off(super::Db::fresh(super::Kind::Postgres).await).await;
-    }
+/// Stamps tests for the databases that are behind a network.
+macro_rules! servers {
+    ($($test:ident),* $(,)?) => {
+        mod postgres { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $test() {
+            super::$test(super::Db::fresh(super::Kind::Postgres).await).await;
+        } )* }
+        mod mysql { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $test() {
+            super::$test(super::Db::fresh(super::Kind::MySql).await).await;
+        } )* }
+    };
 }
 
-mod mysql {
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_node_that_is_cut_off_stops_before_others_take_its_work_and_comes_back() {
-        super::cut_off(super::Db::fresh(super::Kind::MySql).await).await;
-    }
+servers!(
+    a_node_that_is_cut_off_stops_before_others_take_its_work_and_comes_back,
+    an_insert_whose_answer_was_lost_is_written_once,
+    an_insert_that_arrives_late_is_written_once,
+);
+
+/// The state of one direction of all connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wire {
+    Open,
+    /// Nothing gets through, and nothing is refused; it is delivered later.
+    Held,
+    /// Connections end.
+    Cut,
 }
 
-/// Passes bytes on while `open`; while it is not, nothing gets through and nothing is refused.
 struct Proxy {
     url: String,
-    open: watch::Sender<bool>,
+    requests: watch::Sender<Wire>,
+    answers: watch::Sender<Wire>,
 }
 
 impl Proxy {
@@ -35,28 +50,40 @@ impl Proxy {
         let (host, path) = rest.split_once('/').unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("{head}@{}/{path}", listener.local_addr().unwrap());
-        let (open, is_open) = watch::channel(true);
+        let (requests, requests_wire) = watch::channel(Wire::Open);
+        let (answers, answers_wire) = watch::channel(Wire::Open);
         let host = host.to_owned();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let server = TcpStream::connect(&host).await.unwrap();
                 let ((cr, cw), (sr, sw)) = (client.into_split(), server.into_split());
-                tokio::spawn(pass(cr, sw, is_open.clone()));
-                tokio::spawn(pass(sr, cw, is_open.clone()));
+                tokio::spawn(pass(cr, sw, requests_wire.clone()));
+                tokio::spawn(pass(sr, cw, answers_wire.clone()));
             }
         });
-        Self { url, open }
+        Self { url, requests, answers }
+    }
+
+    fn set(&self, requests: Wire, answers: Wire) {
+        self.requests.send(requests).unwrap();
+        self.answers.send(answers).unwrap();
     }
 }
 
 async fn pass(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
-    mut open: watch::Receiver<bool>,
+    mut wire: watch::Receiver<Wire>,
 ) {
     let mut buffer = vec![0; 64 * 1024];
-    while let Ok(n) = from.read(&mut buffer).await {
-        if n == 0 || open.wait_for(|open| *open).await.is_err() || to.write_all(&buffer[..n]).await.is_err() {
+    let mut cut = wire.clone();
+    loop {
+        let n = tokio::select! {
+            n = from.read(&mut buffer) => n.unwrap_or(0),
+            _ = cut.wait_for(|wire| *wire == Wire::Cut) => 0,
+        };
+        let open = wire.wait_for(|wire| *wire != Wire::Held).await.is_ok_and(|wire| *wire == Wire::Open);
+        if n == 0 || !open || to.write_all(&buffer[..n]).await.is_err() {
             return;
         }
     }
@@ -103,7 +130,7 @@ async fn node(store: Store, name: &'static str, seen: &mpsc::UnboundedSender<See
     Engine::builder(store).config(config(name)).register("m", handler).start().await.unwrap()
 }
 
-async fn cut_off(db: Db) {
+async fn a_node_that_is_cut_off_stops_before_others_take_its_work_and_comes_back(db: Db) {
     let proxy = Proxy::before(&db.url).await;
     let (seen, mut events) = mpsc::unbounded_channel();
     let cut = node(Store::open(&proxy.url).await.unwrap(), "cut", &seen).await;
@@ -111,13 +138,13 @@ async fn cut_off(db: Db) {
     cut.enqueue(new(1)).await.unwrap();
     assert_eq!(events.recv().await, Some(Seen::Started("cut")));
     let other = node(db.another().await, "other", &seen).await;
-    proxy.open.send(false).unwrap();
+    proxy.set(Wire::Held, Wire::Held);
     // First it stops by its own clock; only then can the other have fenced it and taken the task.
     assert_eq!(events.recv().await, Some(Seen::Stopped("cut")));
     assert_eq!(events.recv().await, Some(Seen::Started("other")));
     let nodes = db.store.nodes().await.unwrap();
     assert!(nodes.iter().any(|n| n.number == number && n.dead), "{nodes:?}");
-    proxy.open.send(true).unwrap();
+    proxy.set(Wire::Open, Wire::Open);
     let back = async {
         loop {
             let nodes = db.store.nodes().await.unwrap();
@@ -130,4 +157,68 @@ async fn cut_off(db: Db) {
     tokio::time::timeout(Duration::from_secs(60), back).await.expect("it comes back by itself");
     cut.stop().await;
     other.stop().await;
+}
+
+/// Runs all tasks to their end, by hand.
+async fn run_all(db: &Db) -> usize {
+    let node = db.store.register(&Registration::default(), db.store.now().await.unwrap()).await.unwrap();
+    let slices: Vec<Slice> =
+        (0..SHARDS).map(|shard| Slice { lane: Lane::of("m"), shard, from: Timestamp::EPOCH }).collect();
+    let now = db.store.now().await.unwrap();
+    let claimed = db.store.claim_due(&slices, node, now, 100).await.unwrap().tasks;
+    let done = |task: &Task| Settle::new(task.clone(), settle(task, &Outcome::Done, now, 0.0));
+    db.store.settle(&claimed.iter().map(done).collect::<Vec<_>>(), now).await.unwrap().len()
+}
+
+async fn until_there(db: &Db) {
+    let there = async {
+        while db.count("retry_task").await == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), there).await.expect("the insert arrives");
+}
+
+/// The commit happened, its answer did not come; meanwhile others have run the tasks, and they are gone.
+async fn an_insert_whose_answer_was_lost_is_written_once(db: Db) {
+    let proxy = Proxy::before(&db.url).await;
+    let store = Store::open(&proxy.url).await.unwrap();
+    let now = db.store.now().await.unwrap();
+    // So that connection, statement and turn are there.
+    store.insert(vec![new(1).no_key(), new(1).key("one")], now).await.unwrap();
+    assert_eq!(run_all(&db).await, 2);
+    proxy.set(Wire::Open, Wire::Held);
+    let asked = store.clone();
+    let tasks = vec![new(2).no_key(), new(3).no_key(), new(4).key("four")];
+    let insert = tokio::spawn(async move { asked.insert(tasks, now).await });
+    if db.kind == Kind::Postgres {
+        until_there(&db).await;
+        assert_eq!(run_all(&db).await, 3);
+    }
+    proxy.set(Wire::Cut, Wire::Cut);
+    proxy.set(Wire::Open, Wire::Open);
+    let answers = insert.await.unwrap().unwrap();
+    assert_eq!(answers.len(), 3);
+    assert!(answers.iter().all(|answer| !answer.existed));
+    let left = if db.kind == Kind::Postgres { 0 } else { 3 };
+    assert_eq!(db.count("retry_task").await, left, "not a second time");
+}
+
+/// The request is held up on its way; the next try is quicker; then the first arrives.
+async fn an_insert_that_arrives_late_is_written_once(db: Db) {
+    let proxy = Proxy::before(&db.url).await;
+    let store = Store::open(&proxy.url).await.unwrap();
+    let now = db.store.now().await.unwrap();
+    store.insert(vec![new(1).no_key()], now).await.unwrap();
+    assert_eq!(run_all(&db).await, 1);
+    proxy.set(Wire::Held, Wire::Open);
+    let asked = store.clone();
+    let insert = tokio::spawn(async move { asked.insert(vec![new(2).no_key(), new(3)], now).await });
+    tokio::task::yield_now().await;
+    proxy.answers.send(Wire::Cut).unwrap(); // the client sees its connection end; its request is still on the way
+    proxy.set(Wire::Open, Wire::Open);
+    insert.await.unwrap().unwrap();
+    assert_eq!(run_all(&db).await, 2);
+    assert_eq!(run_all(&db).await, 0);
+    assert_eq!(db.count("redrive_key").await, 0);
 }
