@@ -36,6 +36,9 @@ fn start() -> Instant {
     Instant::now()
 }
 
+/// Tasks before the first that counts for latency, so that connections are open and statements prepared.
+const WARM_UP: u64 = 100;
+
 async fn engine(store: &Store, goal: &Arc<Goal>) -> anyhow::Result<Engine> {
     let goal = goal.clone();
     let handler = move |_cx, _: serde_json::Value| {
@@ -159,6 +162,7 @@ fn timing_engine(store: &Store, times: &Arc<Vec<AtomicU64>>, goal: &Arc<Goal>, c
 
 #[expect(clippy::disallowed_methods, reason = "a benchmark keeps a pace")]
 pub(super) async fn latency(store: &Store, tasks: u64, per_second: u64) -> anyhow::Result<Vec<Duration>> {
+    let tasks = tasks + WARM_UP;
     let times: Arc<Vec<AtomicU64>> = Arc::new((0..tasks).map(|_| AtomicU64::new(0)).collect());
     let (goal, clock) = (Goal::of(tasks), start());
     let engine = timing_engine(store, &times, &goal, clock).start().await?;
@@ -179,7 +183,8 @@ pub(super) async fn latency(store: &Store, tasks: u64, per_second: u64) -> anyho
     goal.reached.notified().await;
     engine.stop().await;
     let ran = |n: u64| Duration::from_micros(times.get(n as usize).map_or(0, |t| t.load(Ordering::Relaxed)));
-    Ok(sent.into_iter().map(|(n, sent)| ran(n).saturating_sub(sent)).collect())
+    let measured = sent.into_iter().filter(|(n, _)| *n >= WARM_UP);
+    Ok(measured.map(|(n, sent)| ran(n).saturating_sub(sent)).collect())
 }
 
 /// How late tasks ran that were to run at moments spread over a time. An early one is an error.

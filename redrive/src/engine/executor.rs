@@ -160,7 +160,7 @@ impl Shared {
             shared.signals.ended(&task, started.elapsed());
             shared.finish(task, outcome);
         };
-        let running = tokio::spawn(running.instrument(span));
+        let running = if span.is_disabled() { tokio::spawn(running) } else { tokio::spawn(running.instrument(span)) };
         self.running().started(id, version, running.abort_handle());
     }
 
