@@ -3,19 +3,25 @@
 //! What the wheel holds is claimed a moment before it is due, while there are slots to spare, and waits in its slot: so a
 //! task runs at its time however long the claim takes.
 //!
+//! Of a lane that has far more due than fits in here (*deep*, says the scanner) tasks are claimed where they lie, the
+//! earliest first, in one statement; what is ready here goes before.
+//!
 //! Two claims may be under way: while the rows of one are read and started, the database works on the next. The second one
 //! goes only if it is worth a statement of its own; a few tasks wait for the first and go together.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
 
 use crate::clock::pause;
-use crate::id::IdSet;
-use crate::store::{Claimed, Due};
+use crate::id::{IdSet, SHARDS};
+use crate::store::{Claimed, Due, Slice};
+use crate::task::{Lane, Task};
 
-use super::limits::Slot;
+use super::limits::{Reserved, Slot};
 use super::signals::Signal;
 use super::{Shared, Waiting};
 
@@ -37,6 +43,11 @@ pub(super) async fn run(shared: Arc<Shared>) {
             claims.spawn(async move { shared.claim(&due).await });
             continue;
         }
+        if let Some(direct) = shared.take_deep(claims.len()) {
+            let shared = shared.clone();
+            claims.spawn(async move { shared.claim_deep(&direct).await });
+            continue;
+        }
         tokio::select! {
             Some(_) = claims.join_next(), if !claims.is_empty() => {}
             () = shared.wake.claimer.notified() => {}
@@ -45,6 +56,16 @@ pub(super) async fn run(shared: Arc<Shared>) {
         }
     }
     while claims.join_next().await.is_some() {}
+}
+
+/// A claim of tasks that are not known yet.
+struct Direct {
+    lane: Lane,
+    slices: Vec<Slice>,
+    /// Slots.
+    reserved: usize,
+    /// Tasks of a slice.
+    limit: usize,
 }
 
 impl Shared {
@@ -81,6 +102,82 @@ impl Shared {
         taken
     }
 
+    /// A claim in a lane that has more than was scanned: of half its shards, so that two of them do not meet.
+    fn take_deep(&self, under_way: usize) -> Option<Direct> {
+        if !self.me.may_work() || under_way > 1 || self.settler.len() > 4 * self.config.concurrency {
+            return None;
+        }
+        let mut waiting = self.waiting();
+        waiting.turn += 1;
+        let mut lanes: Vec<Lane> = waiting.deep.iter().copied().collect();
+        lanes.sort_unstable();
+        let first = waiting.turn / 2 % lanes.len().max(1);
+        lanes.rotate_left(first);
+        let least = if under_way > 0 { WORTH_A_SECOND } else { 1 };
+        let (lane, reserved) = lanes
+            .into_iter()
+            .filter(|lane| waiting.ready.lane_len(*lane) == 0)
+            .map(|lane| (lane, self.reserve_many(Slot { lane, business: 0 }, least)))
+            .find(|(_, reserved)| *reserved > 0)?;
+        let owned = self.owned.read().unwrap_or_else(std::sync::PoisonError::into_inner).get(&lane).copied();
+        let ours = (0..SHARDS).filter(|shard| owned.unwrap_or(0) & (1 << shard) != 0);
+        let half = ours.enumerate().filter(|(i, _)| i % 2 == waiting.turn % 2);
+        let mut slices: Vec<Slice> = half.map(|(_, shard)| waiting.slice(lane, shard)).collect();
+        // With few slots not all shards have their turn; the next time others have.
+        let first = waiting.turn % slices.len().max(1);
+        slices.rotate_left(first);
+        slices.truncate(reserved);
+        self.direct.fetch_add(1, Ordering::AcqRel);
+        Some(Direct { lane, limit: reserved / slices.len().max(1), slices, reserved })
+    }
+
+    /// As many slots as there are, up to the size of a claim; none if they are fewer than `least`.
+    fn reserve_many(&self, slot: Slot, least: usize) -> usize {
+        let (mut limits, now) = (self.limits(), self.clock.now());
+        let wanted = limits.free().min(MOST_ROWS);
+        if wanted < least {
+            return 0;
+        }
+        (0..wanted).take_while(|_| limits.reserve(slot, now) == Reserved::Yes).count()
+    }
+
+    async fn claim_deep(self: &Arc<Self>, direct: &Direct) {
+        let (now, me) = (self.clock.now(), self.me.number());
+        let claimed = self.store.claim_due(&direct.slices, me, now, direct.limit as u32).await;
+        let claimed = claimed.unwrap_or_else(|e| {
+            tracing::warn!(error = %e, "claiming failed; the scan will find these tasks again");
+            Claimed::default()
+        });
+        self.tell_claimed(&claimed);
+        self.see_floors(direct, &claimed.tasks);
+        let started = claimed.tasks.len();
+        claimed.tasks.into_iter().for_each(|task| self.start_reserved(task));
+        self.direct.fetch_sub(1, Ordering::AcqRel);
+        let slot = Slot { lane: direct.lane, business: 0 };
+        (started..direct.reserved).for_each(|_| self.release(slot));
+    }
+
+    /// Where the next claim of these slices begins. When all of them had less than was asked for, the lane is deep no more.
+    fn see_floors(&self, direct: &Direct, tasks: &[Task]) {
+        let mut waiting = self.waiting();
+        let mut seen: HashMap<u8, usize> = HashMap::new();
+        for task in tasks {
+            *seen.entry(task.shard()).or_default() += 1;
+            let floor = waiting.floors.entry((task.lane, task.shard())).or_insert(task.due);
+            *floor = task.due.max(*floor);
+        }
+        if !seen.values().any(|n| *n >= direct.limit) {
+            waiting.deep.remove(&direct.lane);
+            self.wake.scanner.notify_one();
+        }
+    }
+
+    fn tell_claimed(&self, claimed: &Claimed) {
+        metrics::histogram!("redrive_claim_batch").record(claimed.tasks.len() as f64);
+        claimed.tasks.iter().for_each(|task| self.signals.tell(Signal::Claimed, task));
+        claimed.spent.iter().for_each(|task| self.signals.tell(Signal::Dead, task));
+    }
+
     /// How few ready tasks of a lane make the scanner look for more, while there are more.
     pub(super) fn low_water(&self) -> usize {
         self.config.concurrency.min(MOST_ROWS) * 2
@@ -88,7 +185,8 @@ impl Shared {
 
     /// Whether a lane of which there is more in the database has little here.
     pub(super) fn wants_more(&self, waiting: &Waiting) -> bool {
-        waiting.more.iter().any(|lane| waiting.ready.lane_len(*lane) < self.low_water())
+        let seen = waiting.more.iter().filter(|lane| !waiting.deep.contains(lane));
+        seen.into_iter().any(|lane| waiting.ready.lane_len(*lane) < self.low_water())
     }
 
     /// Until something comes due, or a method that has reached its rate may go on.
@@ -108,9 +206,7 @@ impl Shared {
             tracing::warn!(error = %e, "claiming failed; the scan will find these tasks again");
             Claimed::default()
         });
-        metrics::histogram!("redrive_claim_batch").record(claimed.tasks.len() as f64);
-        claimed.tasks.iter().for_each(|task| self.signals.tell(Signal::Claimed, task));
-        claimed.spent.iter().for_each(|task| self.signals.tell(Signal::Dead, task));
+        self.tell_claimed(&claimed);
         let ours: IdSet = claimed.tasks.iter().map(|task| task.id).collect();
         claimed.tasks.into_iter().for_each(|task| self.start_reserved(task));
         // Someone else took them, or their time was up: their slots are free again.

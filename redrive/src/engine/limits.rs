@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::clock::Timestamp;
 use crate::error::Problems;
+use crate::id::SHARDS;
 use crate::store::Due;
 use crate::task::{Lane, Task, business_hash};
 
@@ -129,6 +130,14 @@ impl Limits {
             limits.paused = now;
         }
         news
+    }
+
+    /// Whether a lane has limits for which its tasks must be seen one by one, or that leave so little room that it is as well.
+    pub(crate) fn is_tight(&self, lane: Lane) -> bool {
+        let tight = |o: &MethodOptions| {
+            o.per_business.is_some() || o.rate.is_some() || o.concurrency.is_some_and(|most| most < usize::from(SHARDS))
+        };
+        self.lanes.get(&lane).is_none_or(|lane| tight(&lane.options))
     }
 
     /// The lanes that have a limit for each business id.

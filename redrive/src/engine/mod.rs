@@ -35,7 +35,7 @@ mod upkeep;
 mod wheel;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use serde::de::DeserializeOwned;
@@ -43,7 +43,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Timestamp};
 use crate::cluster::Membership;
 use crate::error::{Error, Problems, Result};
 use crate::id::TaskId;
@@ -101,6 +101,8 @@ struct Shared {
     waiting: Mutex<Waiting>,
     running: Mutex<Running>,
     limits: Mutex<Limits>,
+    /// Claims under way of tasks that are not known yet.
+    direct: AtomicUsize,
     inserter: Inserter,
     settler: Settler,
     signals: Signals,
@@ -120,6 +122,12 @@ struct Waiting {
     ready: Ready,
     /// Lanes of which more is due in the database than the last scan brought.
     more: HashSet<Lane>,
+    /// Those of them whose tasks are claimed where they lie, without being scanned for first.
+    deep: HashSet<Lane>,
+    /// For every slice that was scanned: nothing before this time is pending, but what long transactions commit late.
+    floors: HashMap<(Lane, u8), Timestamp>,
+    /// Counts claims in deep lanes: each is of one half of the shards.
+    turn: usize,
 }
 
 /// What wakes the services.
@@ -197,6 +205,9 @@ impl Builder {
             wheel: Wheel::new(clock.now(), self.config.prefetch),
             ready: Ready::default(),
             more: HashSet::new(),
+            deep: HashSet::new(),
+            floors: HashMap::new(),
+            turn: 0,
         };
         let shared = Arc::new(Shared {
             store: self.store,
@@ -209,6 +220,7 @@ impl Builder {
             waiting: Mutex::new(waiting),
             running: Mutex::default(),
             limits: Mutex::new(limits),
+            direct: AtomicUsize::new(0),
             inserter: Inserter::default(),
             settler: Settler::default(),
             signals,
@@ -409,6 +421,9 @@ impl Shared {
         let mut waiting = self.waiting();
         waiting.wheel.clear();
         waiting.ready.clear();
+        waiting.more.clear();
+        waiting.deep.clear();
+        waiting.floors.clear();
     }
 }
 

@@ -1,23 +1,27 @@
 //! Looks through the database for tasks that are due, or soon will be.
 //!
-//! *State.* For every slice (lane and shard) of ours a floor: the scan begins there and passes over index entries of rows
-//! that are gone. A caller's transaction may commit an old row late, behind the floor, so every `sweep_interval` everything is
+//! *State.* For every slice (lane and shard) of ours a floor: reading begins there and passes over index entries of rows
+//! that are gone. A lane that has more due than a scan brings is *deep*: its tasks are claimed where they lie (see
+//! [`claimer`](super::claimer)) until there are few, unless priorities or limits of business ids want them to be seen first.
+//!
+//! *Failure.* A caller's transaction may commit an old row late, behind the floor, so every `sweep_interval` everything is
 //! looked through from the beginning; that also rescues what dead nodes held.
 //!
 //! The scan of what is due is the guarantee; the wheel and the hand-over are optimisations.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock::{Stopwatch, Timestamp, pause};
 use crate::error::Result;
 use crate::id::SHARDS;
-use crate::store::{Due, Slice};
+use crate::store::{Dialect, Due, Slice};
 use crate::task::Lane;
 
-use super::Shared;
 use super::signals::Signal;
+use super::{Shared, Waiting};
 
 /// Rows of one slice in one scan, at the most and at the least.
 const SLICE_ROWS: std::ops::RangeInclusive<usize> = 16..=1_000;
@@ -33,7 +37,6 @@ const MOST_CROWDS: usize = 32;
 
 #[derive(Debug, Default)]
 struct Scanner {
-    floors: HashMap<(Lane, u8), Timestamp>,
     /// Business ids that are passed over: by lane and hash, their names.
     crowds: HashMap<(Lane, u32), String>,
 }
@@ -46,7 +49,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
         if shared.me.may_work() {
             let sweeping = swept.is_none_or(|s| s.elapsed() >= shared.config.sweep_interval);
             if sweeping {
-                scanner.floors.clear();
+                shared.waiting().floors.clear();
                 swept = Some(Stopwatch::start());
                 shared.sweep().await;
             }
@@ -129,7 +132,7 @@ impl Scanner {
         let gone: Vec<(Lane, u32)> = self.crowds.keys().filter(|crowd| !still(crowd)).copied().collect();
         for crowd in gone {
             self.crowds.remove(&crowd);
-            self.floors.retain(|(lane, _), _| *lane != crowd.0);
+            shared.waiting().floors.retain(|(lane, _), _| *lane != crowd.0);
         }
         for due in crowds.iter().take(MOST_CROWDS) {
             if !self.crowds.contains_key(&(due.lane, due.business))
@@ -146,23 +149,19 @@ impl Scanner {
         self.crowds.iter().filter(|((lane, _), _)| of(*lane)).map(|(_, name)| name.clone()).collect()
     }
 
-    /// All that is ours, less the lanes that have enough ready, or may not run now.
+    /// All that is ours, less the lanes that have enough ready, are read without us, or may not run now.
     fn slices(&self, shared: &Shared) -> Vec<Slice> {
         let owned = shared.owned.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
         let enough = shared.low_water();
         let waiting = shared.waiting();
         let limits = shared.limits();
-        let hungry =
-            owned.into_iter().filter(|(lane, _)| waiting.ready.lane_len(*lane) < enough && !limits.is_paused(*lane));
+        let is_hungry = |lane| waiting.ready.lane_len(lane) < enough && !waiting.deep.contains(&lane);
+        let hungry = owned.into_iter().filter(|(lane, _)| is_hungry(*lane) && !limits.is_paused(*lane));
         let shards = |(lane, shards): (Lane, u64)| {
             let ours = (0..SHARDS).filter(move |shard| shards & (1 << shard) != 0);
-            ours.map(move |shard| Slice { lane, shard, from: self.floor(lane, shard) })
+            ours.map(move |shard| (lane, shard))
         };
-        hungry.flat_map(shards).collect()
-    }
-
-    fn floor(&self, lane: Lane, shard: u8) -> Timestamp {
-        self.floors.get(&(lane, shard)).copied().unwrap_or(Timestamp::EPOCH)
+        hungry.flat_map(shards).map(|(lane, shard)| waiting.slice(lane, shard)).collect()
     }
 
     fn take_in(&mut self, shared: &Shared, slices: &[Slice], found: &[Due], limit: usize, now: Timestamp) -> bool {
@@ -181,11 +180,15 @@ impl Scanner {
         slices.iter().for_each(|slice| _ = waiting.more.remove(&slice.lane));
         for slice in slices {
             let (n, first) = counts.get(&(slice.lane, slice.shard)).copied().unwrap_or((0, now));
-            self.floors.insert((slice.lane, slice.shard), first.min(now - SLACK));
+            waiting.floors.insert((slice.lane, slice.shard), first.min(now - SLACK));
             if n >= limit && first <= now {
                 waiting.more.insert(slice.lane);
             }
         }
+        let ranked = |lane: Lane| found.iter().any(|due| due.lane == lane && due.priority != 0);
+        let deep = waiting.more.iter().copied().filter(|lane| !ranked(*lane) && shared.may_be_deep(*lane));
+        let deep: Vec<Lane> = deep.collect();
+        waiting.deep.extend(deep);
         drop(waiting);
         shared.wake.claimer.notify_one();
         news
@@ -195,7 +198,7 @@ impl Scanner {
 impl Shared {
     /// Everything that is ours, from the beginning: what dead nodes held, and what is ours without our knowing.
     async fn sweep(&self) {
-        let owned = Scanner::default().all(self);
+        let owned = self.all_slices();
         let now = self.clock.now();
         match self.store.rescue(&owned, now, 1_000).await {
             Ok(rescued) if rescued.is_empty() => {}
@@ -230,6 +233,9 @@ impl Shared {
     /// Rows that bear our number and are in none of our lists: the answer to their claim, or insert, was lost for good.
     /// Looked for in all shards: one may have gone to another node since, which does not touch what a live node holds.
     async fn give_back_lost(&self, now: Timestamp) -> Result<()> {
+        if self.direct.load(Ordering::Acquire) > 0 {
+            return Ok(()); // what such a claim has got is not known here yet
+        }
         let shards = |lane: &Lane| {
             let lane = *lane;
             (0..SHARDS).map(move |shard| Slice { lane, shard, from: Timestamp::EPOCH })
@@ -247,13 +253,27 @@ impl Shared {
     }
 }
 
-impl Scanner {
-    fn all(&self, shared: &Shared) -> Vec<Slice> {
-        let owned = shared.owned.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+impl Shared {
+    /// All that is ours, from the beginning.
+    fn all_slices(&self) -> Vec<Slice> {
+        let owned = self.owned.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
         let shards = |(lane, shards): (Lane, u64)| {
             let ours = (0..SHARDS).filter(move |shard| shards & (1 << shard) != 0);
-            ours.map(move |shard| Slice { lane, shard, from: self.floor(lane, shard) })
+            ours.map(move |shard| Slice { lane, shard, from: Timestamp::EPOCH })
         };
         owned.into_iter().flat_map(shards).collect()
+    }
+
+    /// Whether tasks of this lane may be claimed without being seen first.
+    fn may_be_deep(&self, lane: Lane) -> bool {
+        self.store.dialect() != Dialect::MySql && !self.limits().is_tight(lane)
+    }
+}
+
+impl Waiting {
+    /// A slice from its floor on.
+    pub(super) fn slice(&self, lane: Lane, shard: u8) -> Slice {
+        let from = self.floors.get(&(lane, shard)).copied().unwrap_or(Timestamp::EPOCH);
+        Slice { lane, shard, from }
     }
 }

@@ -275,6 +275,12 @@ impl<'q> Query<'q> {
         self
     }
 
+    /// Values for what will be put before it.
+    pub(super) fn bind_first(mut self, values: impl IntoIterator<Item = Value<'q>>) -> Self {
+        self.values.splice(0..0, values);
+        self
+    }
+
     /// With something before it: EXPLAIN.
     pub(super) fn prefixed(mut self, prefix: &str) -> Self {
         self.sql = Cow::Owned(format!("{prefix} {}", self.sql));

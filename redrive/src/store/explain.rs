@@ -10,10 +10,9 @@ use crate::task::{Lane, NodeNumber};
 
 use super::Store;
 use super::db::{Connection, Dialect, Query};
-use super::hot::{Claim, Due, Slice, Wanted, slices_query};
+use super::hot::{Claim, ClaimDue, Due, Slice, Wanted, slices_query};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
-use super::row::column_list;
 use super::settle::{Hold, ORPHANED, Settle, delete_query, put_back_query, survivors_query};
 use super::task::{TaskFilter, get_query};
 
@@ -27,19 +26,22 @@ impl Store {
         let due = [Due::of(&task, 0, now)];
         let settled = Settle::new(task.clone(), settle(&task, &Outcome::GivenBack, now, 0.0));
         let after = [task.clone()];
-        let columns = column_list("t.");
         let orphaned = Wanted::AtHead(ORPHANED, Vec::new());
         // A row that is there: MySQL does not plan the reading of one that is not.
         let some = self.list(&TaskFilter::default(), 1).await?.first().map_or(task.id, |t| t.id);
-        let statements = [
+        let mut statements = vec![
             ("scan", slices_query(dialect, &slices, "t.id, t.version", &Wanted::Pending(Vec::new()), now, 100)),
             ("claim", Claim { due: &due, node, until: now, moment: now }.query(dialect)),
             ("put back", put_back_query(dialect, &[&settled], &after, Hold::Node(node), now)),
             ("delete", delete_query(dialect, &[&settled], Hold::Node(node))),
             ("survivors", survivors_query(dialect, &[&settled], Hold::Node(node), true)),
-            ("rescue", slices_query(dialect, &slices, &columns, &orphaned, now, 100)),
+            ("rescue", slices_query(dialect, &slices, "t.id", &orphaned, now, 100)),
             ("get", get_query(some)),
         ];
+        if dialect != Dialect::MySql {
+            let direct = ClaimDue { slices: &slices, node, now, limit: 100, moment: now };
+            statements.push(("claim due", direct.query(dialect)));
+        }
         let mut plans = Vec::new();
         for (name, statement) in statements {
             let plan =

@@ -19,7 +19,7 @@ use crate::settle::{give_up, spent};
 use crate::task::{Lane, NodeNumber, Task, business_hash};
 
 use super::Store;
-use super::db::{Connection, Dialect, Query, Row, Value, query};
+use super::db::{Columns, Connection, Dialect, Query, Row, Value, query};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{Listed, SAME, claimed_columns, joined, narrow, read_claimed};
@@ -116,15 +116,27 @@ impl Store {
         let rows = retrying!(self.pools(), Use::Write, Scope::Statement, "claiming tasks", |c, tried| claim
             .run(c, tried)
             .await)?;
+        self.without_spent(rows, now).await
+    }
+
+    /// Scans and claims in one go, for a deep backlog: at most `limit` tasks of each slice, the earliest first.
+    pub async fn claim_due(&self, slices: &[Slice], node: NodeNumber, now: Timestamp, limit: u32) -> Result<Claimed> {
+        if self.dialect() == Dialect::MySql {
+            // It cannot update what it selects from.
+            let due = self.scan(slices, now, limit).await?;
+            return self.claim(&due, node, now).await;
+        }
+        let claim = ClaimDue { slices, node, now, limit, moment: self.claim_moment(now) };
+        let rows = retrying!(self.pools(), Use::Write, Scope::Statement, "claiming due tasks", |c, tried| claim
+            .run(c, tried)
+            .await)?;
+        self.without_spent(rows, now).await
+    }
+
+    async fn without_spent(&self, rows: Vec<Task>, now: Timestamp) -> Result<Claimed> {
         let (spent, tasks): (Vec<_>, Vec<_>) = rows.into_iter().partition(|task| spent(task, now).is_some());
         self.expire(&spent, now).await?;
         Ok(Claimed { tasks, spent })
-    }
-
-    /// Scans and claims in one go: for a deep backlog.
-    pub async fn claim_due(&self, slices: &[Slice], node: NodeNumber, now: Timestamp, limit: u32) -> Result<Claimed> {
-        let due = self.scan(slices, now, limit).await?;
-        self.claim(&due, node, now).await
     }
 
     async fn expire(&self, tasks: &[Task], now: Timestamp) -> Result<()> {
@@ -249,6 +261,57 @@ pub(super) fn slices_query(
     wanted.bind_to(s.bind_to(query(sql)), until, limit)
 }
 
+/// The condition on a node that claims.
+const ALIVE: &str = "EXISTS (SELECT 1 FROM redrive_node WHERE number = ? AND dead = 0)";
+
+/// A claim of whatever is due.
+pub(super) struct ClaimDue<'a> {
+    pub(super) slices: &'a [Slice],
+    pub(super) node: NodeNumber,
+    pub(super) now: Timestamp,
+    pub(super) limit: u32,
+    /// Its own, as for [`Claim`].
+    pub(super) moment: Timestamp,
+}
+
+impl ClaimDue<'_> {
+    async fn run(&self, c: &mut Connection<'_>, tried: u32) -> sqlx::Result<Vec<Task>> {
+        let rows = c.rows(self.query(c.dialect())).await?;
+        let due = |id, c: &mut Columns<'_>| {
+            let (version, due) = (narrow::<i32>(c.int()?)? - 1, Timestamp::from_millis(c.int()?));
+            Ok(Due { id, version, due, priority: narrow(c.int()?)?, lane: Lane(narrow(c.int()?)?), business: 0 })
+        };
+        let tasks = rows.iter().map(|row| read_claimed(row, due, (self.node, self.moment)));
+        let mut tasks = tasks.collect::<sqlx::Result<Vec<Task>>>()?;
+        if tried > 0 {
+            // What an earlier try got has the same moment; so has what this one got.
+            let which = "x.status = 1 AND x.locked_by = ? AND x.locked_at = ?";
+            let wanted = Wanted::AtHead(which, vec![self.node.into(), self.moment.into()]);
+            tasks = super::settle::read_running(c, self.slices, &wanted, HEAD).await?;
+            tasks.retain(|task| (task.locked_by, task.locked_at) == (Some(self.node), Some(self.moment)));
+        }
+        Ok(tasks)
+    }
+
+    pub(super) fn query(&self, dialect: Dialect) -> Query<'static> {
+        let found = slices_query(dialect, self.slices, "t.id", &Wanted::Pending(Vec::new()), self.now, self.limit);
+        let set = "status = 1, version = t.version + 1, locked_by = ?, locked_at = ?";
+        let t = if dialect == Dialect::Postgres { "t." } else { "" };
+        let also = ["version", "next_retry_time", "priority", "lane"].map(|c| format!("{t}{c}")).join(", ");
+        let returning = format!("RETURNING {}, {also}", claimed_columns(dialect, t));
+        let still = format!("t.status = 0 AND t.next_retry_time <= ? AND {ALIVE}");
+        let (before, after) = match dialect {
+            Dialect::Postgres => (
+                format!("UPDATE {TASK_TABLE} AS t SET {set} FROM ("),
+                format!(") AS found WHERE t.id = found.id AND {still} {returning}"),
+            ),
+            _ => (format!("UPDATE {TASK_TABLE} AS t SET {set} WHERE t.id IN ("), format!(") AND {still} {returning}")),
+        };
+        let first = [self.node.into(), self.moment.into()];
+        found.prefixed(&before).followed_by(&after).bind_first(first).bind(self.now).bind(self.node)
+    }
+}
+
 /// One claim.
 pub(super) struct Claim<'a> {
     pub(super) due: &'a [Due],
@@ -275,7 +338,8 @@ impl Claim<'_> {
 
     fn read(&self, rows: &[Row]) -> sqlx::Result<Vec<Task>> {
         let due: IdMap<Due> = self.due.iter().map(|due| (due.id, *due)).collect();
-        rows.iter().map(|row| read_claimed(row, &due, (self.node, self.moment))).collect()
+        let known = |id, _: &mut Columns<'_>| due.get(&id).copied().ok_or(sqlx::Error::RowNotFound);
+        rows.iter().map(|row| read_claimed(row, known, (self.node, self.moment))).collect()
     }
 
     fn list<'q>(&self, dialect: Dialect, later: i32) -> Listed<'q> {
@@ -285,7 +349,7 @@ impl Claim<'_> {
 
     pub(super) fn query<'q>(&self, dialect: Dialect) -> Query<'q> {
         let s = self.list(dialect, 0);
-        let held = "t.status = 0 AND t.next_retry_time <= ? AND EXISTS (SELECT 1 FROM redrive_node WHERE number = ? AND dead = 0)";
+        let held = format!("t.status = 0 AND t.next_retry_time <= ? AND {ALIVE}");
         let (source, node) = (&s.source, self.node);
         if dialect == Dialect::MySql {
             let set = "t.status = 1, t.version = t.version + 1, t.locked_by = ?, t.locked_at = ?";

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::classify::Kind;
 use crate::clock::{Timestamp, millis};
-use crate::id::{IdMap, TaskId};
+use crate::id::TaskId;
 use crate::new_task::default_policy;
 use crate::policy::Policy;
 use crate::task::{Business, Lane, LastError, NodeNumber, Status, StopRequest, Task};
@@ -328,11 +328,15 @@ struct Rest(
     Option<String>,
 );
 
-/// A task from the columns of [`claimed_columns`], as the claim has made it.
-pub(super) fn read_claimed(row: &Row, due: &IdMap<Due>, by: (NodeNumber, Timestamp)) -> sqlx::Result<Task> {
+/// A task from the columns of [`claimed_columns`], as the claim has made it; `due` says what it was before, from columns
+/// that follow if need be.
+pub(super) fn read_claimed(
+    row: &Row,
+    due: impl FnOnce(TaskId, &mut Columns<'_>) -> sqlx::Result<Due>,
+    by: (NodeNumber, Timestamp),
+) -> sqlx::Result<Task> {
     let c = &mut row.columns();
     let id = TaskId::from_i64(c.int()?);
-    let due = due.get(&id).ok_or(sqlx::Error::RowNotFound)?;
     let (method, params) = (c.text()?.to_owned(), c.text()?.to_owned());
     let key = c.opt_text()?.map(str::to_owned);
     let business = read_business(c)?;
@@ -342,6 +346,7 @@ pub(super) fn read_claimed(row: &Row, due: &IdMap<Due>, by: (NodeNumber, Timesta
     let rest =
         c.opt_text()?.map(serde_json::from_str::<Rest>).transpose().map_err(|e| sqlx::Error::Decode(e.into()))?;
     let rest = rest.unwrap_or_else(|| Rest { 5: created_at.as_millis(), ..Rest::default() });
+    let due = due(id, c)?;
     let time = |ms: Option<i64>| ms.map(Timestamp::from_millis);
     Ok(Task {
         id,

@@ -168,17 +168,10 @@ impl Store {
     }
 
     async fn running(&self, slices: &[Slice], wanted: Wanted, limit: u32) -> Result<Vec<Task>> {
-        retrying!(self.pools(), Use::Read, Scope::Statement, "looking for running tasks", |c, _| {
-            let found = read_slices(c, slices, "t.id", &wanted, Timestamp::MAX, limit).await?;
-            if found.is_empty() {
-                return Ok(Vec::new());
-            }
-            let found: sqlx::Result<Vec<_>> = found.iter().map(|row| Ok(vec![row.int()?.into()])).collect();
-            let s = Listed::new(c.dialect(), &["id"], found?);
-            let table = joined_on(c.dialect(), TASK_TABLE, "t.id = s.id");
-            let sql = format!("SELECT {} FROM {} {table} WHERE t.status = 1", column_list("t."), s.source);
-            c.rows(s.bind_to(query(sql))).await?.iter().map(read_task).collect()
-        })
+        retrying!(self.pools(), Use::Read, Scope::Statement, "looking for running tasks", |c, _| read_running(
+            c, slices, &wanted, limit
+        )
+        .await)
     }
 
     /// Writes the changes of tasks that are all held alike. Gives where each went; those that are missing were lost.
@@ -295,6 +288,24 @@ impl Store {
         }
         Ok(all)
     }
+}
+
+/// Running tasks of these slices that are wanted.
+pub(super) async fn read_running(
+    c: &mut Connection<'_>,
+    slices: &[Slice],
+    wanted: &Wanted,
+    limit: u32,
+) -> sqlx::Result<Vec<Task>> {
+    let found = read_slices(c, slices, "t.id", wanted, Timestamp::MAX, limit).await?;
+    if found.is_empty() {
+        return Ok(Vec::new());
+    }
+    let found: sqlx::Result<Vec<_>> = found.iter().map(|row| Ok(vec![row.int()?.into()])).collect();
+    let s = Listed::new(c.dialect(), &["id"], found?);
+    let table = joined_on(c.dialect(), TASK_TABLE, "t.id = s.id");
+    let sql = format!("SELECT {} FROM {} {table} WHERE t.status = 1", column_list("t."), s.source);
+    c.rows(s.bind_to(query(sql))).await?.iter().map(read_task).collect()
 }
 
 fn describe(verb: &str, settles: &[&Settle]) -> String {
