@@ -10,7 +10,9 @@ use redrive::{Backoff, Context, Engine, Jitter, NewTask, Policy, Store, Verdict}
 
 /// Counters by name and method; nothing else.
 #[derive(Clone, Default)]
-struct Counted(Arc<Mutex<HashMap<(String, String), Arc<AtomicU64>>>>);
+struct Counted(Arc<Mutex<Counters>>);
+
+type Counters = HashMap<(String, String), Arc<AtomicU64>>;
 
 impl Recorder for Counted {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}

@@ -11,12 +11,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
 
-use crate::clock::pause;
+use crate::clock::{Timestamp, pause};
 use crate::id::{IdSet, SHARDS};
 use crate::store::{Claimed, Due, Slice};
 use crate::task::{Lane, Task};
@@ -61,11 +60,26 @@ pub(super) async fn run(shared: Arc<Shared>) {
 /// A claim of tasks that are not known yet.
 struct Direct {
     lane: Lane,
+    half: usize,
     slices: Vec<Slice>,
     /// Slots.
     reserved: usize,
     /// Tasks of a slice.
     limit: usize,
+}
+
+/// Of each shard, how many tasks a claim got, and when the last of them was due: the next one begins there.
+struct Floors(HashMap<u8, (usize, Timestamp)>);
+
+impl Floors {
+    fn of(tasks: &[Task]) -> Self {
+        let mut floors: HashMap<u8, (usize, Timestamp)> = HashMap::new();
+        for task in tasks {
+            let (n, last) = floors.entry(task.shard()).or_insert((0, task.due));
+            (*n, *last) = (*n + 1, task.due.max(*last));
+        }
+        Self(floors)
+    }
 }
 
 impl Shared {
@@ -85,7 +99,12 @@ impl Shared {
             return Vec::new();
         }
         let most = limits.free().min(MOST_ROWS);
-        let mut taken = waiting.ready.take(most, |due| limits.reserve(Slot::for_due(due), now));
+        // Two claims of one lane, one by list and one of what lies there, could want the same rows in different order.
+        let Waiting { ready, direct, .. } = &mut *waiting;
+        let mut taken = ready.take(most, |due| match direct.iter().any(|(lane, _)| *lane == due.lane) {
+            true => Reserved::NotThisLane,
+            false => limits.reserve(Slot::for_due(due), now),
+        });
         drop(limits);
         if self.wants_more(&waiting) {
             self.wake.scanner.notify_one();
@@ -108,7 +127,9 @@ impl Shared {
             return None;
         }
         let mut waiting = self.waiting();
-        waiting.turn += 1;
+        if under_way > waiting.direct.len() {
+            return None; // one by list
+        }
         let mut lanes: Vec<Lane> = waiting.deep.iter().copied().collect();
         lanes.sort_unstable();
         let first = waiting.turn / 2 % lanes.len().max(1);
@@ -121,14 +142,19 @@ impl Shared {
             .find(|(_, reserved)| *reserved > 0)?;
         let owned = self.owned.read().unwrap_or_else(std::sync::PoisonError::into_inner).get(&lane).copied();
         let ours = (0..SHARDS).filter(|shard| owned.unwrap_or(0) & (1 << shard) != 0);
-        let half = ours.enumerate().filter(|(i, _)| i % 2 == waiting.turn % 2);
-        let mut slices: Vec<Slice> = half.map(|(_, shard)| waiting.slice(lane, shard)).collect();
+        waiting.turn += 1;
+        let half = match waiting.direct.iter().find(|(other, _)| *other == lane) {
+            Some((_, half)) => 1 - half,
+            None => waiting.turn % 2,
+        };
+        let ours = ours.enumerate().filter(|(i, _)| i % 2 == half);
+        let mut slices: Vec<Slice> = ours.map(|(_, shard)| waiting.slice(lane, shard)).collect();
         // With few slots not all shards have their turn; the next time others have.
         let first = waiting.turn % slices.len().max(1);
         slices.rotate_left(first);
         slices.truncate(reserved);
-        self.direct.fetch_add(1, Ordering::AcqRel);
-        Some(Direct { lane, limit: reserved / slices.len().max(1), slices, reserved })
+        waiting.direct.push((lane, half));
+        Some(Direct { lane, half, limit: reserved / slices.len().max(1), slices, reserved })
     }
 
     /// As many slots as there are, up to the size of a claim; none if they are fewer than `least`.
@@ -149,24 +175,25 @@ impl Shared {
             Claimed::default()
         });
         self.tell_claimed(&claimed);
-        self.see_floors(direct, &claimed.tasks);
-        let started = claimed.tasks.len();
+        let (started, floors) = (claimed.tasks.len(), Floors::of(&claimed.tasks));
         claimed.tasks.into_iter().for_each(|task| self.start_reserved(task));
-        self.direct.fetch_sub(1, Ordering::AcqRel);
+        self.end_deep(direct, &floors);
         let slot = Slot { lane: direct.lane, business: 0 };
         (started..direct.reserved).for_each(|_| self.release(slot));
     }
 
-    /// Where the next claim of these slices begins. When all of them had less than was asked for, the lane is deep no more.
-    fn see_floors(&self, direct: &Direct, tasks: &[Task]) {
+    /// The claim is over, and what it got is in `running`. When all slices had less than was asked for, the lane is deep no
+    /// more.
+    fn end_deep(&self, direct: &Direct, floors: &Floors) {
         let mut waiting = self.waiting();
-        let mut seen: HashMap<u8, usize> = HashMap::new();
-        for task in tasks {
-            *seen.entry(task.shard()).or_default() += 1;
-            let floor = waiting.floors.entry((task.lane, task.shard())).or_insert(task.due);
-            *floor = task.due.max(*floor);
+        if let Some(i) = waiting.direct.iter().position(|under_way| *under_way == (direct.lane, direct.half)) {
+            waiting.direct.swap_remove(i);
         }
-        if !seen.values().any(|n| *n >= direct.limit) {
+        for (shard, (_, last)) in &floors.0 {
+            let floor = waiting.floors.entry((direct.lane, *shard)).or_insert(*last);
+            *floor = (*floor).max(*last);
+        }
+        if !floors.0.values().any(|(n, _)| *n >= direct.limit) {
             waiting.deep.remove(&direct.lane);
             self.wake.scanner.notify_one();
         }

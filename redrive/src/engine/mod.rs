@@ -35,7 +35,7 @@ mod upkeep;
 mod wheel;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use serde::de::DeserializeOwned;
@@ -101,8 +101,6 @@ struct Shared {
     waiting: Mutex<Waiting>,
     running: Mutex<Running>,
     limits: Mutex<Limits>,
-    /// Claims under way of tasks that are not known yet.
-    direct: AtomicUsize,
     inserter: Inserter,
     settler: Settler,
     signals: Signals,
@@ -128,6 +126,8 @@ struct Waiting {
     floors: HashMap<(Lane, u8), Timestamp>,
     /// Counts claims in deep lanes: each is of one half of the shards.
     turn: usize,
+    /// The lanes of such claims that are under way, and which half: what they get is not known yet.
+    direct: Vec<(Lane, usize)>,
 }
 
 /// What wakes the services.
@@ -208,6 +208,7 @@ impl Builder {
             deep: HashSet::new(),
             floors: HashMap::new(),
             turn: 0,
+            direct: Vec::new(),
         };
         let shared = Arc::new(Shared {
             store: self.store,
@@ -220,7 +221,6 @@ impl Builder {
             waiting: Mutex::new(waiting),
             running: Mutex::default(),
             limits: Mutex::new(limits),
-            direct: AtomicUsize::new(0),
             inserter: Inserter::default(),
             settler: Settler::default(),
             signals,

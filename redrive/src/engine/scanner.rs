@@ -11,7 +11,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock::{Stopwatch, Timestamp, pause};
@@ -233,7 +232,7 @@ impl Shared {
     /// Rows that bear our number and are in none of our lists: the answer to their claim, or insert, was lost for good.
     /// Looked for in all shards: one may have gone to another node since, which does not touch what a live node holds.
     async fn give_back_lost(&self, now: Timestamp) -> Result<()> {
-        if self.direct.load(Ordering::Acquire) > 0 {
+        if !self.waiting().direct.is_empty() {
             return Ok(()); // what such a claim has got is not known here yet
         }
         let shards = |lane: &Lane| {
