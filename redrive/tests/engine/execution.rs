@@ -20,6 +20,7 @@ stores!(
     params_that_cannot_be_read_are_dead_at_once,
     handlers_may_snooze_cancel_and_give_up,
     a_thousand_tasks_from_many_callers_run_once_each,
+    a_backlog_deeper_than_a_scan_runs_once_each,
     tasks_enqueued_by_another_process_are_found,
     a_task_runs_at_its_time_and_not_before,
     a_running_task_is_cancelled_through_its_context,
@@ -181,6 +182,24 @@ async fn a_thousand_tasks_from_many_callers_run_once_each(db: Db) {
     engine.stop().await;
     assert!(seen.iter().all(|n| *n == 1) && calls.try_recv().is_err());
     assert_eq!((db.count("retry_task").await, db.count("redrive_key").await), (0, 0));
+}
+
+/// More of each shard than a scan brings: they are claimed where they lie.
+async fn a_backlog_deeper_than_a_scan_runs_once_each(db: Db) {
+    let tasks = 12_000;
+    let now = db.store.now().await.unwrap();
+    for first in (0..tasks).step_by(2_000) {
+        db.store.insert((first..first + 2_000).map(|n| new(n).no_key()).collect(), now).await.unwrap();
+    }
+    let (engine, mut calls) = engine(&db, ok).await;
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..tasks {
+        assert!(seen.insert(calls.recv().await.unwrap()), "once");
+    }
+    settled(&engine).await;
+    engine.stop().await;
+    assert!(calls.try_recv().is_err());
+    assert_eq!(db.count("retry_task").await, 0);
 }
 
 async fn tasks_enqueued_by_another_process_are_found(db: Db) {
