@@ -25,7 +25,7 @@ const MOST_BYTES: usize = 4 << 20;
 /// How many flushes may be under way: while one waits for the disk, the next is worked on.
 const AT_ONCE: usize = 2;
 /// How many callers must wait for a second flush to go beside the first.
-const WORTH_A_SECOND: usize = 16;
+const WORTH_A_SECOND: usize = 128;
 
 /// A caller's task, and where its answer goes.
 type Asked = (Prepared, oneshot::Sender<Result<Enqueued>>);
