@@ -121,6 +121,9 @@ impl Store {
 
     /// Scans and claims in one go, for a deep backlog: at most `limit` tasks of each slice, the earliest first.
     pub async fn claim_due(&self, slices: &[Slice], node: NodeNumber, now: Timestamp, limit: u32) -> Result<Claimed> {
+        if slices.is_empty() {
+            return Ok(Claimed::default());
+        }
         if self.dialect() == Dialect::MySql {
             // It cannot update what it selects from.
             let due = self.scan(slices, now, limit).await?;
