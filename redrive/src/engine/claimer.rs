@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 
 use crate::clock::{Timestamp, pause};
 use crate::id::{IdSet, SHARDS};
+use crate::settle::Outcome;
 use crate::store::{Claimed, Due, Slice};
 use crate::task::{Lane, Task};
 
@@ -175,11 +176,18 @@ impl Shared {
             Claimed::default()
         });
         self.tell_claimed(&claimed);
-        let (started, floors) = (claimed.tasks.len(), Floors::of(&claimed.tasks));
-        claimed.tasks.into_iter().for_each(|task| self.start_reserved(task));
-        self.end_deep(direct, &floors);
+        let (got, floors) = (claimed.tasks.len(), Floors::of(&claimed.tasks));
         let slot = Slot { lane: direct.lane, business: 0 };
-        (started..direct.reserved).for_each(|_| self.release(slot));
+        for (i, task) in claimed.tasks.into_iter().enumerate() {
+            // A claim that was repeated because its answer was lost may have got more than was asked for.
+            if i < direct.reserved || self.reserve(slot) {
+                self.start_reserved(task);
+            } else {
+                self.settler.push(Arc::new(task), Outcome::GivenBack);
+            }
+        }
+        self.end_deep(direct, &floors);
+        (got..direct.reserved).for_each(|_| self.release(slot));
     }
 
     /// The claim is over, and what it got is in `running`. When all slices had less than was asked for, the lane is deep no

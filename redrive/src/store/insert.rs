@@ -248,6 +248,7 @@ impl Store {
                 Dialect::MySql => false,
             };
             let scope = if alone { Scope::Statement } else { Scope::Transaction };
+            turn.iter_mut().for_each(|turn| turn.begin(self.ids().next(0, now)));
             let answers = retrying!(self.pools(), wanted, scope, doing, |c, tried| {
                 insert_try(c, &tasks, turn.as_ref(), tried, now).await
             });
@@ -258,7 +259,7 @@ impl Store {
                     return Err(e);
                 }
             }
-            turn.iter_mut().for_each(Turn::next);
+            turn.iter_mut().for_each(Turn::end);
         }
         self.end_turn(turn, None);
         Ok(())
@@ -315,7 +316,8 @@ async fn insert_try(
     }
 }
 
-/// What an earlier try has written: all, but what others had the keys of.
+/// What an earlier try has written: all, but what others had the keys of. (One whose key's owner has ended since is given
+/// its own id: that it was a duplicate cannot be told any more. Its call was made good by that owner.)
 async fn written_before(c: &mut Connection<'_>, tasks: &[&Task]) -> sqlx::Result<Vec<Option<Enqueued>>> {
     let hashes: Vec<KeyHash> = tasks.iter().filter_map(|t| t.key_hash()).collect();
     let owners = key_owners(c, &hashes).await?;

@@ -1,11 +1,12 @@
 //! Turns: how an insert whose answer was lost is neither written twice nor forgotten.
 //!
-//! *State.* A row of `redrive_counter` that only one inserter of one store uses, `insert/STORE/N`. Its value is the number of
-//! batches that this inserter has committed.
+//! *State.* A row of `redrive_counter` that only one inserter of one store uses, `insert/STORE/N`. Its value names the
+//! last batch that this inserter has committed.
 //!
-//! *Invariants.* A batch is written together with a compare-and-set of the value from n to n + 1, in one transaction. So of
-//! all tries of one batch, those that arrive late included, at most one writes; and whether one has is known by reading
-//! the value, even if the tasks have run and are gone by then.
+//! *Invariants.* A batch has a name that no other has. It is written together with a compare-and-set of the value, from the
+//! batch before to this one, in one transaction. So of all tries of one batch, those that arrive late included, at most one
+//! writes; and whether one has is known by reading the value, even if the tasks have run and are gone by then. A value that
+//! names another batch never passes for ours: nothing is acknowledged on the strength of somebody else's commit.
 //!
 //! *Failure.* A turn whose end is not known when its inserter gives up is not used again; a new row is made. SQLite needs
 //! none of this: between it and us no answer is lost.
@@ -13,6 +14,7 @@
 use std::sync::Mutex;
 
 use crate::error::{Error, Fault, Result};
+use crate::id::TaskId;
 
 use super::Store;
 use super::db::{Connection, Dialect, Value, query};
@@ -23,7 +25,10 @@ use super::retry::{Scope, retrying};
 #[derive(Debug)]
 pub(super) struct Turn {
     name: String,
-    committed: i64,
+    /// The last batch that was committed.
+    last: i64,
+    /// The batch that is to be.
+    batch: i64,
 }
 
 /// The turns of a store that nobody uses.
@@ -70,12 +75,13 @@ impl Store {
             c.execute(query("DELETE FROM redrive_counter WHERE name = ?").bind(name(turns.store - KEPT))).await?;
             c.execute(query(first).bind(name(turns.store))).await
         })?;
-        Ok(Some(Turn { name: name(turns.store), committed: 0 }))
+        Ok(Some(Turn { name: name(turns.store), last: 0, batch: 0 }))
     }
 
     /// It may be used again, if what became of it is known.
     pub(super) fn end_turn(&self, turn: Option<Turn>, error: Option<&Error>) {
-        let certain = error.is_none_or(|e| matches!(e.fault(), Some(Fault::Busy | Fault::Unique | Fault::Other)));
+        // These two come from the first try only, and from the database itself: it was rolled back.
+        let certain = error.is_none_or(|e| matches!(e.fault(), Some(Fault::Busy | Fault::Unique)));
         if let Some(turn) = turn.filter(|_| certain) {
             self.turns().free.lock().unwrap_or_else(std::sync::PoisonError::into_inner).0.push(turn);
         }
@@ -85,18 +91,23 @@ impl Store {
 impl Turn {
     /// The values of [`TAKE_TURN`].
     pub(super) fn values<'q>(&self) -> [Value<'q>; 3] {
-        [(self.committed + 1).into(), self.name.clone().into(), self.committed.into()]
+        [self.batch.into(), self.name.clone().into(), self.last.into()]
     }
 
     /// Whether the batch was written by an earlier try.
     pub(super) async fn is_committed(&self, c: &mut Connection<'_>) -> sqlx::Result<bool> {
         let row = c.row(query("SELECT value FROM redrive_counter WHERE name = ?").bind(&*self.name)).await?;
-        Ok(row.map(|row| row.int()).transpose()? == Some(self.committed + 1))
+        Ok(row.map(|row| row.int()).transpose()? == Some(self.batch))
     }
 
-    /// The batch is written; the next one may come.
-    pub(super) fn next(&mut self) {
-        self.committed += 1;
+    /// The next batch, under a name of its own.
+    pub(super) fn begin(&mut self, batch: TaskId) {
+        self.batch = batch.as_i64();
+    }
+
+    /// The batch is written.
+    pub(super) fn end(&mut self) {
+        self.last = self.batch;
     }
 }
 
