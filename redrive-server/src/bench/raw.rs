@@ -245,10 +245,10 @@ impl Batch {
 
 async fn take_postgres(pool: &sqlx::PgPool, lane: i32, floor: i64, now: i64) -> anyhow::Result<Vec<(i64, i64)>> {
     let claim = format!(
-        "UPDATE retry_task t SET status = 1, version = t.version + 1, locked_by = 1, locked_at = $2 FROM \
-         (SELECT x.id FROM generate_series(0, 63) s CROSS JOIN LATERAL (SELECT id FROM retry_task WHERE lane = $1 AND shard = s \
-          AND next_retry_time >= $3 AND next_retry_time <= $2 AND status = 0 ORDER BY next_retry_time LIMIT {EACH}) x) d \
-         WHERE t.id = d.id AND t.status = 0 RETURNING t.{}",
+        "UPDATE retry_task t SET status = 1, version = t.version + 1, locked_by = 1, locked_at = $2 WHERE t.ctid = ANY(ARRAY(\
+          SELECT x.ctid FROM generate_series(0, 63) s CROSS JOIN LATERAL (SELECT ctid FROM retry_task WHERE lane = $1 AND shard = s \
+          AND next_retry_time >= $3 AND next_retry_time <= $2 AND status = 0 ORDER BY next_retry_time LIMIT {EACH}) x)) \
+         AND t.status = 0 RETURNING t.{}",
         READ.replace(", ", ", t.")
     );
     let rows = sqlx::query(AssertSqlSafe(claim)).bind(lane).bind(now).bind(floor).fetch_all(pool).await?;

@@ -576,6 +576,17 @@ impl<'q> Listed<'q> {
 /// The row is the one that was listed.
 pub(super) const SAME: &str = "t.id = s.id AND t.version = s.version";
 
+/// The same for rows that are all of one version, on PostgreSQL: it sorts the ids and walks the index once, where a join
+/// starts a scan for each of them.
+pub(super) const ALIKE: &str = "t.id = ANY(?) AND t.version = ?";
+
+/// The values of [`ALIKE`], unless the versions differ.
+pub(super) fn alike<'q>(rows: impl Iterator<Item = (TaskId, i32)> + Clone) -> Option<[Value<'q>; 2]> {
+    let (_, version) = rows.clone().next()?;
+    let ids = rows.map(|(id, v)| (v == version).then(|| Some(id.as_i64())));
+    Some([Value::Ints(ids.collect::<Option<_>>()?), version.into()])
+}
+
 /// `JOIN table t ON` the listed rows, by primary key. MySQL is told so: given the choice it reads a small table whole,
 /// and an UPDATE then waits for locks on rows that it does not want.
 pub(super) fn joined(dialect: Dialect, table: &str) -> String {
