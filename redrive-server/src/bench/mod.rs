@@ -53,6 +53,8 @@ enum Scenario {
     Precision,
     /// Draining while others wait.
     Backlog,
+    /// What the process takes in memory while it holds a million tasks that are due soon (Linux; best alone).
+    Memory,
 }
 
 /// What was measured.
@@ -66,6 +68,7 @@ struct Figures {
     p99: Option<Duration>,
     max: Option<Duration>,
     pending: Option<u64>,
+    memory_mb: Option<f64>,
 }
 
 impl Bench {
@@ -108,14 +111,18 @@ impl Bench {
                 let raw_run = async || raw.cycle(self.tasks).await;
                 all.push(self.compare("cycle", self.tasks, raw, ours, raw_run).await?);
             }
-            Scenario::Latency => all.push(self.timed("latency 50/s", 500, ours::latency(store, 500, 50).await?)),
+            Scenario::Latency => {
+                let run = async || ours::latency(store, 500, 50).await;
+                all.push(self.timed("latency 50/s", 500, run).await?);
+            }
             Scenario::Precision => {
-                let n = self.tasks;
-                all.push(self.timed(
-                    "precision over 10 s",
-                    n,
-                    ours::precision(store, n, Duration::from_secs(10)).await?,
-                ));
+                let run = async || ours::precision(store, self.tasks, Duration::from_secs(10)).await;
+                all.push(self.timed("precision over 10 s", self.tasks, run).await?);
+            }
+            Scenario::Memory => {
+                let (scenario, tasks) = ("memory of the node".into(), ours::IN_WHEEL);
+                let memory_mb = Some(ours::memory(store, self.progress("filling the wheel", tasks)).await?);
+                all.push(Figures { scenario, tasks, memory_mb, ..Figures::default() });
             }
             Scenario::Backlog => {
                 let mut there = 0;
@@ -165,18 +172,24 @@ impl Bench {
         Ok(Figures { scenario: name.into(), tasks, rate, raw_rate, ..Figures::default() })
     }
 
-    fn timed(&self, name: &str, tasks: u64, mut times: Vec<Duration>) -> Figures {
-        times.sort_unstable();
-        let at =
-            |share: f64| times.get(((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1))).copied();
-        Figures {
-            scenario: name.into(),
-            tasks,
-            p50: at(0.5),
-            p99: at(0.99),
-            max: times.last().copied(),
-            ..Figures::default()
+    /// Medians of each run's percentiles.
+    async fn timed(
+        &self,
+        name: &str,
+        tasks: u64,
+        run: impl AsyncFn() -> anyhow::Result<Vec<Duration>>,
+    ) -> anyhow::Result<Figures> {
+        let mut at = [const { Vec::new() }; 3];
+        for _ in 0..self.runs {
+            let mut times = run().await?;
+            times.sort_unstable();
+            for (at, share) in at.iter_mut().zip([0.5, 0.99, 1.0]) {
+                let i = ((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1));
+                at.extend(times.get(i));
+            }
         }
+        let [p50, p99, max] = at.map(|mut runs| Some(median(&mut runs)));
+        Ok(Figures { scenario: name.into(), tasks, p50, p99, max, ..Figures::default() })
     }
 
     fn progress(&self, name: &str, steps: u64) -> ProgressBar {
@@ -204,6 +217,7 @@ impl Figures {
             ("p99_ms", ms(self.p99)),
             ("max_ms", ms(self.max)),
             ("pending", self.pending.map(|n| n as f64)),
+            ("memory_mb", self.memory_mb),
         ];
         fields.extend(numbers.iter().filter_map(|(name, n)| n.map(|n| format!("\"{name}\":{n:.3}"))));
         format!("{{{}}}", fields.join(","))
@@ -217,7 +231,7 @@ fn median(times: &mut [Duration]) -> Duration {
 
 fn print_table(all: &[Figures]) {
     let mut table = comfy_table::Table::new();
-    table.set_header(["scenario", "tasks", "ours /s", "raw /s", "ratio", "p50 ms", "p99 ms", "max ms"]);
+    table.set_header(["scenario", "tasks", "ours /s", "raw /s", "ratio", "p50 ms", "p99 ms", "max ms", "MB"]);
     let number = |n: Option<f64>, digits: usize| n.map(|n| format!("{n:.digits$}")).unwrap_or_default();
     for f in all {
         let ms = |d: Option<Duration>| number(d.map(|d| d.as_secs_f64() * 1000.0), 2);
@@ -230,6 +244,7 @@ fn print_table(all: &[Figures]) {
             ms(f.p50),
             ms(f.p99),
             ms(f.max),
+            number(f.memory_mb, 0),
         ]);
     }
     println!("{table}");

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use redrive::{Engine, EngineConfig, NewTask, Store, Timestamp};
 use tokio::sync::Notify;
 
@@ -211,4 +212,37 @@ pub(super) async fn precision(store: &Store, tasks: u64, over: Duration) -> anyh
         Ok(ran.saturating_sub(before + due))
     };
     (0..tasks).map(late).collect()
+}
+
+/// How many tasks `memory` keeps in the wheel: as many as an engine takes by default.
+pub(super) const IN_WHEEL: u64 = 1_000_000;
+
+/// What this process takes (MB) when its engine holds [`IN_WHEEL`] tasks that are due soon.
+pub(super) async fn memory(store: &Store, bar: indicatif::ProgressBar) -> anyhow::Result<f64> {
+    let engine = engine(store, &Goal::of(u64::MAX)).await?;
+    let due = store.now().await? + Duration::from_secs(60);
+    for first in (0..IN_WHEEL).step_by(10_000) {
+        let spread = |n: u64| due + Duration::from_millis(n % 5_000);
+        let batch: redrive::Result<Vec<_>> =
+            (first..first + 10_000).map(|n| Ok(task(n, false)?.at(spread(n)))).collect();
+        engine.enqueue_many(batch?).await?;
+        bar.inc(10_000);
+    }
+    bar.finish_and_clear();
+    let (held, memory) = (engine.stats().wheel as u64, resident()?);
+    engine.stop().await;
+    anyhow::ensure!(
+        held >= IN_WHEEL,
+        "only {held} are in the wheel: another node is at work, or a minute is not enough here"
+    );
+    Ok(memory)
+}
+
+/// The resident memory of this process, in MB.
+fn resident() -> anyhow::Result<f64> {
+    let status =
+        std::fs::read_to_string("/proc/self/status").context("reading how much memory is in use (Linux only)")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS is missing")?;
+    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kib * 1024.0 / 1e6)
 }

@@ -124,6 +124,8 @@ struct Waiting {
     deep: HashSet<Lane>,
     /// For every slice that was scanned: nothing before this time is pending, but what long transactions commit late.
     floors: HashMap<(Lane, u8), Timestamp>,
+    /// For every slice that was scanned: what is due until then is in the wheel, but what others wrote since.
+    known: HashMap<(Lane, u8), Timestamp>,
     /// Counts claims in deep lanes: each is of one half of the shards.
     turn: usize,
     /// The lanes of such claims that are under way, and which half: what they get is not known yet.
@@ -207,6 +209,7 @@ impl Builder {
             more: HashSet::new(),
             deep: HashSet::new(),
             floors: HashMap::new(),
+            known: HashMap::new(),
             turn: 0,
             direct: Vec::new(),
         };
@@ -424,6 +427,7 @@ impl Shared {
         waiting.more.clear();
         waiting.deep.clear();
         waiting.floors.clear();
+        waiting.known.clear();
     }
 }
 

@@ -1,7 +1,8 @@
 //! Looks through the database for tasks that are due, or soon will be.
 //!
 //! *State.* For every slice (lane and shard) of ours a floor: reading begins there and passes over index entries of rows
-//! that are gone. A lane that has more due than a scan brings is *deep*: its tasks are claimed where they lie (see
+//! that are gone; and how far ahead the wheel knows it: after each scan that is at least two scan intervals, so a crowd of
+//! timers is as punctual as a single one. A lane that has more due than a scan brings is *deep*: its tasks are claimed where they lie (see
 //! [`claimer`](super::claimer)) until there are few, unless priorities or limits of business ids want them to be seen first.
 //!
 //! *Failure.* A caller's transaction may commit an old row late, behind the floor, so every `sweep_interval` everything is
@@ -101,11 +102,11 @@ pub(super) async fn run_listener(shared: Arc<Shared>) {
 impl Scanner {
     /// One look. `true`: it brought something new.
     async fn run_once(&mut self, shared: &Shared, now: Timestamp) -> Result<bool> {
-        let slices = self.slices(shared);
+        let slices = self.slices(shared, &shared.waiting());
         if slices.is_empty() {
             return Ok(false);
         }
-        let limit = (SCAN_ROWS / slices.len()).clamp(*SLICE_ROWS.start(), *SLICE_ROWS.end());
+        let limit = Self::limit(&slices);
         let until = {
             let waiting = shared.waiting();
             if waiting.wheel.has_room() { waiting.wheel.horizon() } else { now }
@@ -120,7 +121,35 @@ impl Scanner {
             metrics::histogram!("redrive_scan_rows").record(found.len() as f64);
             news |= self.take_in(shared, slices, &found, limit, now);
         }
+        self.read_ahead(shared, now).await?;
         Ok(news)
+    }
+
+    /// Reads on in slices that have more due soon than a scan brings.
+    async fn read_ahead(&self, shared: &Shared, now: Timestamp) -> Result<()> {
+        let soon = now + shared.config.scan_interval * 2;
+        loop {
+            let (slices, horizon) = {
+                let waiting = shared.waiting();
+                let horizon = waiting.wheel.horizon();
+                let until = |s: &Slice| waiting.known.get(&(s.lane, s.shard)).copied().unwrap_or(horizon);
+                let ahead = self.slices(shared, &waiting).into_iter().map(|s| Slice { from: until(&s), ..s });
+                let behind = ahead.filter(|s| s.from > now && s.from < soon.min(horizon));
+                (if waiting.wheel.has_room() { behind.collect() } else { Vec::new() }, horizon)
+            };
+            if slices.is_empty() {
+                return Ok(());
+            }
+            let limit = Self::limit(&slices);
+            let found = shared.store.scan(&slices, horizon, limit as u32).await?;
+            let mut waiting = shared.waiting();
+            found.iter().for_each(|due| _ = waiting.wheel.insert(*due));
+            waiting.know(&slices, &found, limit);
+        }
+    }
+
+    fn limit(slices: &[Slice]) -> usize {
+        (SCAN_ROWS / slices.len().max(1)).clamp(*SLICE_ROWS.start(), *SLICE_ROWS.end())
     }
 
     /// Which business ids have more tasks waiting in memory than they can run for a while. Scans pass over them, and the
@@ -149,10 +178,9 @@ impl Scanner {
     }
 
     /// All that is ours, less the lanes that have enough ready, are read without us, or may not run now.
-    fn slices(&self, shared: &Shared) -> Vec<Slice> {
+    fn slices(&self, shared: &Shared, waiting: &Waiting) -> Vec<Slice> {
         let owned = shared.owned.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
         let enough = shared.low_water();
-        let waiting = shared.waiting();
         let limits = shared.limits();
         let is_hungry = |lane| waiting.ready.lane_len(lane) < enough && !waiting.deep.contains(&lane);
         let hungry = owned.into_iter().filter(|(lane, _)| is_hungry(*lane) && !limits.is_paused(*lane));
@@ -184,6 +212,7 @@ impl Scanner {
                 waiting.more.insert(slice.lane);
             }
         }
+        waiting.know(slices, found, limit);
         let ranked = |lane: Lane| found.iter().any(|due| due.lane == lane && due.priority != 0);
         let deep = waiting.more.iter().copied().filter(|lane| !ranked(*lane) && shared.may_be_deep(*lane));
         let deep: Vec<Lane> = deep.collect();
@@ -274,5 +303,23 @@ impl Waiting {
     pub(super) fn slice(&self, lane: Lane, shard: u8) -> Slice {
         let from = self.floors.get(&(lane, shard)).copied().unwrap_or(Timestamp::EPOCH);
         Slice { lane, shard, from }
+    }
+
+    /// Notes how far ahead these slices are known, now that they were read: to the end, or to the last row that came. A crowd
+    /// in one millisecond that is more than a scan brings is left to the scan of what is due.
+    fn know(&mut self, slices: &[Slice], found: &[Due], limit: usize) {
+        let horizon = self.wheel.horizon();
+        let mut read: HashMap<(Lane, u8), (usize, Timestamp)> = HashMap::new();
+        for due in found {
+            let (n, last) = read.entry((due.lane, due.id.shard())).or_insert((0, due.due));
+            (*n, *last) = (*n + 1, due.due.max(*last));
+        }
+        for s in slices {
+            let until = match read.get(&(s.lane, s.shard)) {
+                Some((n, last)) if *n >= limit => (*last).max(s.from + Duration::from_millis(1)),
+                _ => horizon,
+            };
+            self.known.insert((s.lane, s.shard), until);
+        }
     }
 }

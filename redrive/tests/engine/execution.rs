@@ -21,6 +21,7 @@ stores!(
     handlers_may_snooze_cancel_and_give_up,
     a_thousand_tasks_from_many_callers_run_once_each,
     a_backlog_deeper_than_a_scan_runs_once_each,
+    timers_closer_than_a_scan_reads_run_at_their_time,
     tasks_enqueued_by_another_process_are_found,
     a_task_runs_at_its_time_and_not_before,
     a_running_task_is_cancelled_through_its_context,
@@ -199,6 +200,32 @@ async fn a_backlog_deeper_than_a_scan_runs_once_each(db: Db) {
     settled(&engine).await;
     engine.stop().await;
     assert!(calls.try_recv().is_err());
+    assert_eq!(db.count("retry_task").await, 0);
+}
+
+/// More of each shard within a scan interval than a scan brings: they are read ahead, not found when they are late.
+async fn timers_closer_than_a_scan_reads_run_at_their_time(db: Db) {
+    let tasks = 12_000;
+    let now = db.store.now().await.unwrap();
+    let due = |n: u64| now + Duration::from_secs(5) + Duration::from_micros(n * 100);
+    for first in (0..tasks).step_by(2_000) {
+        let batch = (first..first + 2_000).map(|n| new(n).no_key().at(due(n)));
+        db.store.insert(batch.collect(), now).await.unwrap();
+    }
+    let (called, mut calls) = mpsc::unbounded_channel();
+    let handler = move |cx: Context, n: u64| {
+        _ = called.send(n);
+        ok(cx, n)
+    };
+    let mut config = config();
+    config.scan_interval = Duration::from_secs(3600); // a second scan would come too late
+    config.sweep_interval = Duration::from_secs(3600);
+    let engine = Engine::builder(db.store.clone()).config(config).register("m", handler).start().await.unwrap();
+    for _ in 0..tasks {
+        calls.recv().await.unwrap();
+    }
+    settled(&engine).await;
+    engine.stop().await;
     assert_eq!(db.count("retry_task").await, 0);
 }
 
