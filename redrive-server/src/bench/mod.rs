@@ -76,6 +76,7 @@ impl Bench {
         let store = self.database.open().await?;
         let raw = Raw::connect(&self.database.database).await?;
         raw.clean_up().await?;
+        raw.remove_backlog().await?; // of a run that was interrupted
         let mut all = Vec::new();
         for scenario in &self.scenarios {
             all.extend(self.scenario(*scenario, &store, &raw).await?);
@@ -133,6 +134,7 @@ impl Bench {
                     let figures = self.drain(&format!("drain with {pending} pending"), store, raw).await?;
                     all.push(Figures { pending: Some(*pending), ..figures });
                 }
+                raw.remove_backlog().await?;
             }
         }
         if self.json {

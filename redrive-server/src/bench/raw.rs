@@ -8,6 +8,8 @@ use sqlx::pool::PoolOptions;
 use sqlx::{AssertSqlSafe, Executor, Row};
 
 const METHOD: &str = "bench.task";
+/// Of those that only wait.
+const BACKLOG: &str = "bench.backlog";
 const BATCH: usize = 1_000;
 
 /// A plain pool of one connection.
@@ -92,9 +94,18 @@ impl Raw {
 
     /// Removes what benchmarks have written, and lets the database tidy up.
     pub(super) async fn clean_up(&self) -> anyhow::Result<()> {
-        let lane = Lane::of(METHOD).0;
-        self.execute(format!("DELETE FROM retry_task WHERE lane = {lane}")).await?;
-        self.execute("DELETE FROM redrive_key WHERE task_id NOT IN (SELECT id FROM retry_task)".into()).await?;
+        self.remove(METHOD).await
+    }
+
+    /// The same for the tasks that only wait.
+    pub(super) async fn remove_backlog(&self) -> anyhow::Result<()> {
+        self.remove(BACKLOG).await
+    }
+
+    async fn remove(&self, method: &str) -> anyhow::Result<()> {
+        let ours = format!("retry_task WHERE lane = {}", Lane::of(method).0);
+        self.execute(format!("DELETE FROM redrive_key WHERE task_id IN (SELECT id FROM {ours})")).await?;
+        self.execute(format!("DELETE FROM {ours}")).await?;
         match self {
             Self::Sqlite(_) => self.execute("PRAGMA wal_checkpoint(TRUNCATE)".into()).await?,
             Self::Postgres(_) => self.execute("VACUUM ANALYZE retry_task, redrive_key".into()).await?,
@@ -117,7 +128,7 @@ impl Raw {
     /// Other tasks that wait, due in an hour, of a method that nobody drains.
     pub(super) async fn fill_backlog(&self, tasks: u64, bar: ProgressBar) -> anyhow::Result<()> {
         for first in (0..tasks).step_by(BATCH) {
-            self.insert_batch(first, BATCH.min((tasks - first) as usize), false, 3_600_000, "bench.backlog").await?;
+            self.insert_batch(first, BATCH.min((tasks - first) as usize), false, 3_600_000, BACKLOG).await?;
             bar.inc(BATCH as u64);
         }
         bar.finish_and_clear();
