@@ -39,6 +39,25 @@ pub(crate) type IdMap<V> = HashMap<TaskId, V, BuildHasherDefault<IdHasher>>;
 /// A set of task ids.
 pub(crate) type IdSet = HashSet<TaskId, BuildHasherDefault<IdHasher>>;
 
+/// A map by name: of a method.
+pub(crate) type NameMap<V> = HashMap<String, V, BuildHasherDefault<NameHasher>>;
+
+/// Hashes names quickly. They come from the application, so it need not withstand an attacker.
+#[derive(Default)]
+pub(crate) struct NameHasher(u64);
+
+impl Hasher for NameHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 ^= xxhash_rust::xxh3::xxh3_64(bytes);
+    }
+
+    fn write_u8(&mut self, _: u8) {} // what ends a string: there is nothing after it
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// Spreads ids over a table. Nobody but us makes them, so it need not withstand an attacker.
 #[derive(Default)]
 pub(crate) struct IdHasher(u64);

@@ -150,11 +150,12 @@ impl Shared {
         let number = task.attempts + 1;
         let span = tracing::debug_span!("attempt", task = %id, method = %task.method, attempt = number, node = %self.me.number());
         let running = async move {
-            let early = task.due.since(shared.clock.now());
-            if !early.is_zero() {
-                pause(early).await;
+            let mut now = shared.clock.now();
+            if now < task.due {
+                pause(task.due.since(now)).await;
+                now = shared.clock.now();
             }
-            shared.signals.started(&task, shared.clock.now().since(task.due));
+            shared.signals.started(&task, now.since(task.due));
             let started = Stopwatch::start();
             let outcome = attempt.await;
             shared.signals.ended(&task, started.elapsed());

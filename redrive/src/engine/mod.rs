@@ -46,7 +46,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::{Clock, Timestamp};
 use crate::cluster::Membership;
 use crate::error::{Error, Problems, Result};
-use crate::id::TaskId;
+use crate::id::{NameMap, TaskId};
 use crate::new_task::NewTask;
 use crate::policy::Policy;
 use crate::store::{Cancelled, Connection, Due, Enqueued, Store, TaskFilter, Tx};
@@ -92,7 +92,7 @@ struct Shared {
     store: Store,
     clock: Clock,
     config: EngineConfig,
-    handlers: HashMap<String, Handler>,
+    handlers: NameMap<Handler>,
     /// The lanes of our methods.
     lanes: Vec<Lane>,
     me: Membership,
@@ -146,7 +146,7 @@ struct Wake {
 pub struct Builder {
     store: Store,
     config: EngineConfig,
-    handlers: HashMap<String, Handler>,
+    handlers: NameMap<Handler>,
     clock: Option<Clock>,
 }
 
@@ -242,7 +242,7 @@ impl Builder {
 impl Engine {
     /// An engine on this store.
     pub fn builder(store: Store) -> Builder {
-        Builder { store, config: EngineConfig::default(), handlers: HashMap::new(), clock: None }
+        Builder { store, config: EngineConfig::default(), handlers: NameMap::default(), clock: None }
     }
 
     /// Writes a task down. When this returns it is durable.

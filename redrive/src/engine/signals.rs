@@ -13,10 +13,9 @@
 //! An attempt runs in the span `attempt` (level DEBUG: task, method, attempt, node), so what a handler logs says which task
 //! it was for. It is at that level because a span costs more than all else that a plain attempt does here.
 
-use std::collections::HashMap;
-
 use metrics::{Counter, Histogram, counter, histogram};
 
+use crate::id::NameMap;
 use crate::settle::To;
 use crate::store::{Settle, Settled};
 use crate::task::Task;
@@ -71,7 +70,7 @@ impl Signal {
 /// The counters of all methods that this node handles, looked up once.
 #[derive(Debug, Default)]
 pub(super) struct Signals {
-    methods: HashMap<String, Method>,
+    methods: NameMap<Method>,
 }
 
 struct Method {

@@ -19,10 +19,11 @@ use crate::settle::{give_up, spent};
 use crate::task::{Lane, NodeNumber, Task, business_hash};
 
 use super::Store;
+use super::claimed::{claimed_columns, read_claimed};
 use super::db::{Columns, Connection, Dialect, Query, Row, Value, query};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
-use super::row::{ALIKE, Listed, SAME, alike, claimed_columns, joined, narrow, read_claimed};
+use super::row::{ALIKE, Listed, SAME, alike, joined, narrow};
 use super::schema::TASK_TABLE;
 use super::settle::Settle;
 

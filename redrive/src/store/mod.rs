@@ -9,7 +9,7 @@
 //! | `db`, `connect`, `pool`, `retry`, `url`, `schema` | the three databases, connections and repetition, migrations |
 //! | `row` | tasks as rows, many rows in one statement |
 //! | `insert`, `key`, `turn` | writing tasks down: each key once, each batch once |
-//! | `hot` | finding what is due, claiming it |
+//! | `hot`, `claimed` | finding what is due, claiming it |
 //! | `settle` | ending attempts, rescuing what dead nodes held |
 //! | `task`, `dead`, `archive` | looking at tasks and what people do to them |
 //! | `method` | what waits of each method, and which are paused |
@@ -18,6 +18,7 @@
 //! | `explain` | the plans of the hot statements |
 
 mod archive;
+mod claimed;
 mod connect;
 mod db;
 mod dead;

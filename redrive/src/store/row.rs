@@ -13,7 +13,6 @@ use crate::policy::Policy;
 use crate::task::{Business, Lane, LastError, NodeNumber, Status, StopRequest, Task};
 
 use super::db::{Columns, Connection, Dialect, Query, Row, Value, query};
-use super::hot::Due;
 
 /// The columns that are read, in the order of [`read_task`]; `shard` and `backoff_strategy` follow from the others.
 pub(super) const COLUMNS: [&str; 35] = [
@@ -258,130 +257,7 @@ pub(super) fn read_columns(c: &mut Columns<'_>) -> sqlx::Result<Task> {
     })
 }
 
-/// What a claim returns: what nearly every task has, and the rest as one JSON value that is NULL for a task that has
-/// nothing there. Every column of every row costs time on both sides, on SQLite an allocation.
-pub(super) fn claimed_columns(dialect: Dialect, t: &str) -> String {
-    let common = [
-        "id",
-        "method_name",
-        "params_json",
-        "task_key",
-        "business_type",
-        "business_id",
-        "policy",
-        "max_attempts",
-        "max_retry_duration",
-        "deadline",
-        "dedup_for",
-        "created_at",
-        "traceparent",
-    ];
-    let rest = REST.map(|c| format!("{t}{c}")).join(", ");
-    let rest = match dialect {
-        Dialect::Postgres => format!("json_build_array({rest})::text"),
-        Dialect::Sqlite => format!("json_array({rest})"),
-        Dialect::MySql => format!("CAST(JSON_ARRAY({rest}) AS CHAR)"),
-    };
-    let none = "{t}attempt_count = 0 AND {t}crashes = 0 AND {t}postponements = 0 AND {t}wakes = 0 AND {t}cancel_requested = 0 \
-                AND {t}updated_at = {t}created_at AND {t}first_failed_at IS NULL AND {t}last_error_time IS NULL AND {t}notified_at IS NULL \
-                AND {t}origin_id IS NULL AND {t}created_by IS NULL AND {t}updated_by IS NULL"
-        .replace("{t}", t);
-    format!("{}, CASE WHEN {none} THEN NULL ELSE {rest} END", common.map(|c| format!("{t}{c}")).join(", "))
-}
-
-/// The columns of [`Rest`].
-const REST: [&str; 15] = [
-    "attempt_count",
-    "crashes",
-    "postponements",
-    "wakes",
-    "cancel_requested",
-    "updated_at",
-    "first_failed_at",
-    "last_error_kind",
-    "last_error_msg",
-    "last_error_time",
-    "history",
-    "notified_at",
-    "origin_id",
-    "created_by",
-    "updated_by",
-];
-
-/// What few tasks have, in the order of [`REST`].
-#[derive(Default, serde::Deserialize)]
-struct Rest(
-    u32,
-    u32,
-    u32,
-    u32,
-    i64,
-    i64,
-    Option<i64>,
-    Option<String>,
-    Option<String>,
-    Option<i64>,
-    Option<String>,
-    Option<i64>,
-    Option<i64>,
-    Option<String>,
-    Option<String>,
-);
-
-/// A task from the columns of [`claimed_columns`], as the claim has made it; `due` says what it was before, from columns
-/// that follow if need be.
-pub(super) fn read_claimed(
-    row: &Row,
-    due: impl FnOnce(TaskId, &mut Columns<'_>) -> sqlx::Result<Due>,
-    by: (NodeNumber, Timestamp),
-) -> sqlx::Result<Task> {
-    let c = &mut row.columns();
-    let id = TaskId::from_i64(c.int()?);
-    let (method, params) = (c.text()?.to_owned(), c.text()?.to_owned());
-    let key = c.opt_text()?.map(str::to_owned);
-    let business = read_business(c)?;
-    let policy = read_policy(id, c.opt_text()?, c.opt_int()?, c.opt_int()?, c.opt_int()?)?;
-    let (dedup_for, created_at) = (duration(c.int()?), Timestamp::from_millis(c.int()?));
-    let traceparent = c.opt_text()?.map(str::to_owned);
-    let rest =
-        c.opt_text()?.map(serde_json::from_str::<Rest>).transpose().map_err(|e| sqlx::Error::Decode(e.into()))?;
-    let rest = rest.unwrap_or_else(|| Rest { 5: created_at.as_millis(), ..Rest::default() });
-    let due = due(id, c)?;
-    let time = |ms: Option<i64>| ms.map(Timestamp::from_millis);
-    Ok(Task {
-        id,
-        lane: due.lane,
-        method,
-        params,
-        key,
-        business,
-        status: Status::Running,
-        policy,
-        attempts: rest.0,
-        crashes: rest.1,
-        postponements: rest.2,
-        wakes: rest.3,
-        due: due.due,
-        priority: due.priority,
-        dedup_for,
-        created_at,
-        updated_at: Timestamp::from_millis(rest.5),
-        first_failed_at: time(rest.6),
-        last_error: last_error(rest.7, rest.8, time(rest.9)),
-        history: rest.10.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default(),
-        version: due.version + 1,
-        locked_by: Some(by.0),
-        locked_at: Some(by.1),
-        stop: stop_request(rest.4),
-        notified_at: time(rest.11),
-        traceparent,
-        origin_id: rest.12.map(TaskId::from_i64),
-        created_by: rest.13,
-        updated_by: rest.14,
-    })
-}
-
-fn read_business(c: &mut Columns<'_>) -> sqlx::Result<Option<Business>> {
+pub(super) fn read_business(c: &mut Columns<'_>) -> sqlx::Result<Option<Business>> {
     Ok(match (c.opt_text()?, c.opt_text()?) {
         (Some(kind), Some(id)) => Some(Business { kind: kind.to_owned(), id: id.to_owned() }),
         _ => None,
@@ -396,7 +272,7 @@ pub(super) fn stop_request(stored: i64) -> StopRequest {
     }
 }
 
-fn last_error(kind: Option<String>, message: Option<String>, at: Option<Timestamp>) -> Option<LastError> {
+pub(super) fn last_error(kind: Option<String>, message: Option<String>, at: Option<Timestamp>) -> Option<LastError> {
     let (kind, at) = (Kind::from(kind?), at?);
     Some(LastError { kind, message: message.unwrap_or_default(), at })
 }
@@ -408,7 +284,7 @@ fn read_error(c: &mut Columns<'_>) -> sqlx::Result<Option<LastError>> {
 
 /// A stored policy. One that cannot be read (written by a later version, or by hand) must not stop the task: it goes
 /// on under the default one and its own limits, which have columns of their own.
-fn read_policy(
+pub(super) fn read_policy(
     id: TaskId,
     json: Option<&str>,
     max_attempts: Option<i64>,
@@ -436,7 +312,7 @@ pub(super) fn time(c: &mut Columns<'_>) -> sqlx::Result<Option<Timestamp>> {
     Ok(c.opt_int()?.map(Timestamp::from_millis))
 }
 
-fn duration(ms: i64) -> Duration {
+pub(super) fn duration(ms: i64) -> Duration {
     Duration::from_millis(u64::try_from(ms).unwrap_or(0))
 }
 

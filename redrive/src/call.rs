@@ -1,0 +1,451 @@
+//! `call()`: the first try inline, and what becomes of it if that fails.
+//!
+//! *State.* Under `retry_only`, `on_failure` and `manual` nothing exists outside the caller's future until the first try has
+//! failed. Under `always` there is a row, RUNNING under this node, before the first try begins; it is settled like any other
+//! attempt of this node. Under `never` there is never anything but the future.
+//!
+//! *Invariants.* *Deferred* is said only of what is durable. The id and the key that the first try was told are those it is
+//! written down under. The first try counts as an attempt.
+//!
+//! *Failure.* The future may be dropped at any await. During the first try nothing has been written, but under `always`,
+//! where a guard gives the row back at once, uncounted, for any node to run. Writing down after a failure goes on in a task of
+//! its own, so it is not undone by a caller who went away. A database that cannot be reached is *not recorded*.
+
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+
+use crate::callback;
+use crate::classify::{Class, Failure, Kind};
+use crate::clock::{Timestamp, pause};
+use crate::condition;
+use crate::context::{Context, Inline, Word};
+use crate::engine::{Engine, Verdict, panicked, random};
+use crate::error::{Error, Result};
+use crate::id::TaskId;
+use crate::new_task::NewTask;
+use crate::policy::Policy;
+use crate::retryable::{Persist, Retryable, new_task, policy_of};
+use crate::settle::{Outcome, To, settle};
+use crate::task::{Business, Task};
+
+/// Why a call has no value.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum CallError<T, E> {
+    /// It failed, is written down, and will be tried again.
+    Deferred {
+        /// The task that makes it good.
+        task_id: TaskId,
+        /// Whether that task lived already, because of an earlier call with the same key.
+        existed: bool,
+        /// How the first try failed. `None`: there was none, because its task lives already.
+        cause: Option<Cause<T, E>>,
+    },
+    /// It failed, and no retry will mend it.
+    Rejected {
+        /// How it failed.
+        cause: Cause<T, E>,
+    },
+    /// It failed, and its attempts or its time are used up.
+    Exhausted {
+        /// The dead letter, if it was written down.
+        task_id: Option<TaskId>,
+        /// How it failed.
+        cause: Cause<T, E>,
+    },
+    /// It failed, and, as its strategy is `manual`, was not written down.
+    Failed {
+        /// How it failed.
+        cause: Cause<T, E>,
+    },
+    /// It could not be written down: nothing will be tried again unless the caller does.
+    NotRecorded {
+        /// How it failed. `None`: it was not tried, as its strategy (`always`) wants it written down first.
+        cause: Option<Cause<T, E>>,
+        /// Why it could not be written down.
+        source: Error,
+    },
+}
+
+/// How a try failed.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Cause<T, E> {
+    /// With an error.
+    Error(E),
+    /// With a value that is not a success.
+    Unmet(T),
+    /// It took longer than its policy allows.
+    Timeout(Duration),
+    /// It panicked, and said this.
+    Panic(String),
+}
+
+impl<T, E> CallError<T, E> {
+    /// How the try failed, if there was one.
+    pub fn cause(&self) -> Option<&Cause<T, E>> {
+        match self {
+            Self::Rejected { cause } | Self::Exhausted { cause, .. } | Self::Failed { cause } => Some(cause),
+            Self::Deferred { cause, .. } | Self::NotRecorded { cause, .. } => cause.as_ref(),
+        }
+    }
+
+    /// The error with which the try failed, if it was one.
+    pub fn into_error(self) -> Option<E> {
+        let cause = match self {
+            Self::Rejected { cause } | Self::Exhausted { cause, .. } | Self::Failed { cause } => Some(cause),
+            Self::Deferred { cause, .. } | Self::NotRecorded { cause, .. } => cause,
+        };
+        match cause {
+            Some(Cause::Error(e)) => Some(e),
+            _ => None,
+        }
+    }
+
+    /// Whether it is written down and will be tried again.
+    pub fn is_deferred(&self) -> bool {
+        matches!(self, Self::Deferred { .. })
+    }
+}
+
+impl<T, E: fmt::Display> fmt::Display for Cause<T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Error(e) => write!(f, "{e:#}"),
+            Self::Unmet(_) => f.write_str(UNMET),
+            Self::Timeout(limit) => f.write_str(&no_result(*limit)),
+            Self::Panic(said) => f.write_str(said),
+        }
+    }
+}
+
+impl<T, E: fmt::Display> fmt::Display for CallError<T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Deferred { task_id, .. } => write!(f, "deferred as task {task_id}")?,
+            Self::Rejected { .. } => f.write_str("rejected")?,
+            Self::Exhausted { .. } => f.write_str("given up")?,
+            Self::Failed { .. } => f.write_str("failed")?,
+            Self::NotRecorded { source, .. } => write!(f, "not recorded ({source})")?,
+        }
+        self.cause().map_or(Ok(()), |cause| write!(f, ": {cause}"))
+    }
+}
+
+impl<T: fmt::Debug, E: std::error::Error + 'static> std::error::Error for CallError<T, E> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match (self, self.cause()) {
+            (_, Some(Cause::Error(e))) => Some(e),
+            (Self::NotRecorded { source, .. }, _) => Some(source),
+            _ => None,
+        }
+    }
+}
+
+const UNMET: &str = "the result does not satisfy the success condition";
+
+fn no_result(limit: Duration) -> String {
+    format!("no result within {}", humantime::format_duration(limit))
+}
+
+/// What a call gives, for [`Engine::call`].
+pub type Called<C> =
+    std::result::Result<<C as Retryable>::Output, CallError<<C as Retryable>::Output, <C as Retryable>::Error>>;
+
+/// How a try ended, before it is judged.
+pub(crate) type Ended<C> =
+    std::result::Result<<C as Retryable>::Output, Cause<<C as Retryable>::Output, <C as Retryable>::Error>>;
+
+/// Makes a try: a panic and a timeout are ends like others.
+pub(crate) async fn try_once<C: Retryable>(call: &C, cx: &Context<'_>, limit: Option<Duration>) -> Ended<C> {
+    let attempt = AssertUnwindSafe(call.execute(cx)).catch_unwind();
+    let ended = match limit {
+        None => attempt.await,
+        Some(limit) => match tokio::time::timeout(limit, attempt).await {
+            Ok(ended) => ended,
+            Err(_) => return Err(Cause::Timeout(limit)),
+        },
+    };
+    match ended {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(Cause::Error(error)),
+        Err(panic) => Err(Cause::Panic(panicked(&*panic))),
+    }
+}
+
+/// What an end means.
+pub(crate) fn judge<C: Retryable>(call: &C, cx: &Context<'_>, policy: &Policy, ended: &Ended<C>) -> Outcome {
+    let failure = match ended {
+        Ok(value) if succeeded(call, policy, value) => return Outcome::Done,
+        Ok(_) | Err(Cause::Unmet(_)) => Failure::retry(Kind::UNMET, UNMET),
+        Err(Cause::Timeout(limit)) => by_lists(policy, Failure::retry(Kind::TIMEOUT, no_result(*limit))),
+        Err(Cause::Panic(said)) => by_lists(policy, Failure::retry(Kind::PANIC, said)),
+        Err(Cause::Error(e)) => match call.classify(e) {
+            Verdict::Failed(failure) => by_lists(policy, failure),
+            Verdict::Retry(failure) => Failure { class: Class::Retry, ..failure },
+            Verdict::Fatal(failure) => return Outcome::Fatal(failure),
+            Verdict::Snooze(time) => return Outcome::Snooze(time),
+            Verdict::Cancel => return Outcome::Cancel,
+        },
+    };
+    match cx.said().word {
+        None => Outcome::Failed(failure),
+        Some(Word::RetryAfter(time)) => Outcome::Failed(failure.after(time)),
+        Some(Word::Fatal) => Outcome::Fatal(failure),
+        Some(Word::Snooze(time)) => Outcome::Snooze(time),
+        Some(Word::Cancel) => Outcome::Cancel,
+    }
+}
+
+fn by_lists(policy: &Policy, failure: Failure) -> Failure {
+    Failure { class: policy.classify(&failure.kind), ..failure }
+}
+
+fn succeeded<C: Retryable>(call: &C, policy: &Policy, value: &C::Output) -> bool {
+    let holds = |cel: &str| condition::holds(cel, &call.result(value).unwrap_or_default());
+    call.is_success(value) && policy.success_if.as_deref().is_none_or(holds)
+}
+
+/// The result as it is told to callbacks and kept, if it is.
+pub(crate) fn told<C: Retryable>(call: &C, policy: &Policy, value: &C::Output) -> Option<String> {
+    let wanted = policy.on_success.is_some() || policy.keep;
+    wanted.then(|| call.result(value).unwrap_or_default().to_string())
+}
+
+fn cause<C: Retryable>(ended: Ended<C>) -> Cause<C::Output, C::Error> {
+    ended.map_or_else(|cause| cause, Cause::Unmet)
+}
+
+/// An inline call as its context sees it.
+struct Asked<'a, C> {
+    engine: &'a Engine,
+    call: &'a C,
+    policy: &'a Policy,
+}
+
+impl<C: Retryable> Inline for Asked<'_, C> {
+    fn key(&self) -> Option<String> {
+        new_task(self.call, Policy::default()).ok()?.resolved_key()
+    }
+
+    fn business(&self) -> Option<Business> {
+        self.call.business()
+    }
+
+    fn limit(&self) -> Option<Timestamp> {
+        self.policy.limit(self.engine.now())
+    }
+
+    fn new_id(&self) -> TaskId {
+        let shard = new_task(self.call, Policy::default()).ok().and_then(|new| new.shard());
+        self.engine.new_id(shard)
+    }
+}
+
+impl Engine {
+    /// Makes a call: tries it here and now and, if that fails, writes it down as its [`Persist`] strategy says, so that it is
+    /// made good later. Gives the value, or says what will become of it.
+    pub async fn call<C: Retryable>(&self, call: C) -> Called<C> {
+        let defaults = self.defaults();
+        let policy = defaults.adjusted(C::METHOD, policy_of(&call, &defaults.policy));
+        match call.persist().unwrap_or(defaults.persist) {
+            Persist::Never => self.call_in_memory(&call, &policy).await,
+            Persist::Always => Box::pin(self.call_recorded(&call, policy)).await,
+            persist => self.call_inline(&call, policy, persist).await,
+        }
+    }
+
+    /// One try, and writing down if it fails.
+    async fn call_inline<C: Retryable>(&self, call: &C, policy: Policy, persist: Persist) -> Called<C> {
+        let asked = Asked { engine: self, call, policy: &policy };
+        let cx = self.inline_context(1, &asked);
+        let ended = try_once(call, &cx, policy.timeout).await;
+        let outcome = judge(call, &cx, &policy, &ended);
+        match ended {
+            Ok(value) if outcome == Outcome::Done => {
+                if policy.on_success.is_none() && !policy.keep {
+                    return Ok(value);
+                }
+                let id = cx.task_id();
+                Box::pin(self.record_success(call, policy, id, value)).await
+            }
+            ended => {
+                let (id, asked_for) = (cx.id_told(), cx.said().persist);
+                let cause = cause::<C>(ended);
+                if persist == Persist::Manual && !asked_for {
+                    return Err(unwritten(&outcome, cause));
+                }
+                let wanted = persist != Persist::RetryOnly;
+                Box::pin(self.record_failure(call, policy, id, outcome, cause, wanted)).await
+            }
+        }
+    }
+
+    /// A success that is to be told or kept.
+    async fn record_success<C: Retryable>(
+        &self,
+        call: &C,
+        policy: Policy,
+        id: TaskId,
+        value: C::Output,
+    ) -> Called<C> {
+        let result = told(call, &policy, &value);
+        let written = match new_task(call, policy) {
+            Ok(new) => self.detached(move |engine| async move { engine.write_end(new, Some(id), Outcome::Done, result).await }).await,
+            Err(e) => Err(e),
+        };
+        match written {
+            Ok(_) => Ok(value),
+            Err(source) => Err(CallError::NotRecorded { cause: Some(Cause::Unmet(value)), source }),
+        }
+    }
+
+    /// A failure of a first try. `all`: also one that no retry can mend.
+    async fn record_failure<C: Retryable>(
+        &self,
+        call: &C,
+        policy: Policy,
+        id: Option<TaskId>,
+        outcome: Outcome,
+        cause: Cause<C::Output, C::Error>,
+        all: bool,
+    ) -> Called<C> {
+        let rejected = match &outcome {
+            Outcome::Failed(failure) => failure.class == Class::Reject,
+            Outcome::Snooze(_) => false,
+            _ => true,
+        };
+        if rejected && (!all || outcome == Outcome::Cancel) {
+            return Err(CallError::Rejected { cause });
+        }
+        let written = match new_task(call, policy) {
+            Ok(new) => self.detached(move |engine| async move { engine.write_end(new, id, outcome, None).await }).await,
+            Err(e) => Err(e),
+        };
+        Err(match written {
+            Err(source) => CallError::NotRecorded { cause: Some(cause), source },
+            Ok(Written { id, existed, to: To::Pending { .. } }) => {
+                CallError::Deferred { task_id: id, existed, cause: Some(cause) }
+            }
+            Ok(_) if rejected => CallError::Rejected { cause },
+            Ok(Written { id, .. }) => CallError::Exhausted { task_id: Some(id), cause },
+        })
+    }
+
+    /// Goes on when the caller is gone.
+    async fn detached<F, Fut>(&self, write: F) -> Result<Written>
+    where
+        F: FnOnce(Engine) -> Fut,
+        Fut: Future<Output = Result<Written>> + Send + 'static,
+    {
+        let lost = |e: tokio::task::JoinError| Error::Conflict {
+            doing: "write down",
+            id: "a call".into(),
+            why: format!("the runtime is stopping: {e}"),
+        };
+        tokio::spawn(write(self.clone())).await.unwrap_or_else(|e| Err(lost(e)))
+    }
+
+    /// Writes a first try's end down.
+    async fn write_end(self, mut new: NewTask, id: Option<TaskId>, outcome: Outcome, result: Option<String>) -> Result<Written> {
+        new.id = id;
+        let now = self.now();
+        let task = self.first_try(new, now)?;
+        let change = settle(&task, &outcome, now, random(&task));
+        let to = change.to;
+        if let To::Pending { .. } = to {
+            let answer = self.insert_tried(task.after(&change, now)).await?;
+            return Ok(Written { id: answer.id, existed: answer.existed, to });
+        }
+        let id = task.id;
+        let callback = callback::callback(&task, &change, result.as_deref())?;
+        self.store().write_first_try(&task, &change, callback, result, now).await?;
+        self.wake();
+        Ok(Written { id, existed: false, to })
+    }
+
+    /// Written down before it is tried.
+    async fn call_recorded<C: Retryable>(&self, call: &C, policy: Policy) -> Called<C> {
+        let recorded = match new_task(call, policy) {
+            Ok(new) => self.hold_inline(new).await,
+            Err(e) => Err(e),
+        };
+        let held = match recorded {
+            Ok(Ok(held)) => held,
+            Ok(Err(twin)) => return Err(CallError::Deferred { task_id: twin, existed: true, cause: None }),
+            Err(source) => return Err(CallError::NotRecorded { cause: None, source }),
+        };
+        let task = held.task().clone();
+        let cx = held.context();
+        let ended = try_once(call, &cx, task.policy.timeout).await;
+        let outcome = judge(call, &cx, &task.policy, &ended);
+        let now = self.now();
+        let to = settle(&task, &outcome, now, random(&task)).to;
+        let result = ended.as_ref().ok().and_then(|value| told(call, &task.policy, value));
+        held.finish(outcome.clone(), result);
+        match (to, ended) {
+            (To::Done, Ok(value)) => Ok(value),
+            (To::Pending { .. }, ended) => {
+                Err(CallError::Deferred { task_id: task.id, existed: false, cause: Some(cause::<C>(ended)) })
+            }
+            (_, ended) => Err(given_up(&task, &outcome, cause::<C>(ended))),
+        }
+    }
+
+    /// Tried again and again, here.
+    async fn call_in_memory<C: Retryable>(&self, call: &C, policy: &Policy) -> Called<C> {
+        let asked = Asked { engine: self, call, policy };
+        let (mut failures, mut since) = (0, None);
+        loop {
+            let cx = self.inline_context(failures + 1, &asked);
+            let ended = try_once(call, &cx, policy.timeout).await;
+            let outcome = judge(call, &cx, policy, &ended);
+            let failure = match (outcome, ended) {
+                (Outcome::Done, Ok(value)) => return Ok(value),
+                (Outcome::Snooze(time), _) => {
+                    pause(time).await;
+                    continue;
+                }
+                (Outcome::Failed(failure), ended) if failure.class == Class::Retry => (failure, ended),
+                (_, ended) => return Err(CallError::Rejected { cause: cause::<C>(ended) }),
+            };
+            let (failure, ended) = failure;
+            failures += 1;
+            let now = self.now();
+            let created = *since.get_or_insert(now);
+            match policy.next(failures, failure.retry_after, created, now, self.chance(failures)) {
+                Ok(due) => pause(due.since(now)).await,
+                Err(_) => return Err(CallError::Exhausted { task_id: None, cause: cause::<C>(ended) }),
+            }
+        }
+    }
+}
+
+/// Where a first try that was written down went.
+struct Written {
+    id: TaskId,
+    existed: bool,
+    to: To,
+}
+
+/// A failure that is not written down.
+fn unwritten<T, E>(outcome: &Outcome, cause: Cause<T, E>) -> CallError<T, E> {
+    match outcome {
+        Outcome::Failed(failure) if failure.class == Class::Retry => CallError::Failed { cause },
+        Outcome::Snooze(_) => CallError::Failed { cause },
+        _ => CallError::Rejected { cause },
+    }
+}
+
+fn given_up<T, E>(task: &Arc<Task>, outcome: &Outcome, cause: Cause<T, E>) -> CallError<T, E> {
+    match outcome {
+        Outcome::Failed(failure) if failure.class == Class::Retry => {
+            CallError::Exhausted { task_id: Some(task.id), cause }
+        }
+        _ => CallError::Rejected { cause },
+    }
+}

@@ -1,0 +1,139 @@
+//! Callbacks: tasks of their own, written in the transaction in which a task ends, so that none is lost and none is made
+//! up. Their key comes from the task's id: one callback for each end.
+//!
+//! Which method is called is stored with the task ([`Policy::on_success`](crate::Policy)), not looked up when it ends: a task
+//! that is failed by hand, from a process that knows none of the application's code, calls back as well.
+
+use serde::{Deserialize, Serialize};
+
+use crate::classify::Kind;
+use crate::error::Result;
+use crate::id::TaskId;
+use crate::new_task::NewTask;
+use crate::settle::{Change, DeadReason, To};
+use crate::task::{Business, Task};
+
+/// What an `on_success` callback is called with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Succeeded<T = serde_json::Value> {
+    /// The task that succeeded.
+    pub task_id: TaskId,
+    /// Its method.
+    pub method: String,
+    /// Its key.
+    #[serde(default)]
+    pub key: Option<String>,
+    /// What it was about.
+    #[serde(default)]
+    pub business: Option<Business>,
+    /// Which attempt succeeded, from 1.
+    pub attempt: u32,
+    /// Its result.
+    pub result: T,
+}
+
+/// What an `on_final_failure` callback is called with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FinalFailure<P = serde_json::Value> {
+    /// The task that was given up.
+    pub task_id: TaskId,
+    /// Its method.
+    pub method: String,
+    /// Its key.
+    #[serde(default)]
+    pub key: Option<String>,
+    /// What it was about.
+    #[serde(default)]
+    pub business: Option<Business>,
+    /// Its arguments; `null` if they are encrypted.
+    pub params: P,
+    /// How often it was tried.
+    pub attempts: u32,
+    /// Why it was given up.
+    pub reason: GivenUp,
+    /// The kind of its last error.
+    #[serde(default)]
+    pub error_kind: Option<Kind>,
+    /// Its last error.
+    #[serde(default)]
+    pub error: Option<String>,
+}
+
+/// Why a task was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GivenUp {
+    /// Its attempts were used up.
+    Exhausted,
+    /// Its time was up.
+    Expired,
+    /// It failed with an error that no retry can mend.
+    Rejected,
+    /// A person failed it.
+    FailedByHand,
+    /// Too many nodes died while they held it.
+    Crashed,
+    /// Its params could not be read.
+    Undecodable,
+    /// It was cancelled.
+    Cancelled,
+}
+
+impl From<DeadReason> for GivenUp {
+    fn from(reason: DeadReason) -> Self {
+        match reason {
+            DeadReason::Exhausted => Self::Exhausted,
+            DeadReason::Expired => Self::Expired,
+            DeadReason::Rejected => Self::Rejected,
+            DeadReason::FailedByHand => Self::FailedByHand,
+            DeadReason::Crashed => Self::Crashed,
+            DeadReason::Undecodable => Self::Undecodable,
+        }
+    }
+}
+
+/// The callback that a task's end asks for, if it does. `result` is JSON.
+pub(crate) fn callback(task: &Task, change: &Change, result: Option<&str>) -> Result<Option<NewTask>> {
+    let made = match change.to {
+        To::Pending { .. } => return Ok(None),
+        To::Done => task.policy.on_success.as_deref().map(|method| success(task, method, result)),
+        To::Dead(reason) | To::Dropped(reason) => final_failure(task, change, reason.into()),
+        To::Cancelled => final_failure(task, change, GivenUp::Cancelled),
+    };
+    let which = if change.to == To::Done { "on_success" } else { "on_final_failure" };
+    made.transpose().map(|new| new.map(|new| NewTask { business: task.business.clone(), ..new }.key(format!("{}:{which}", task.id))))
+}
+
+fn success(task: &Task, method: &str, result: Option<&str>) -> Result<NewTask> {
+    let result = result.and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default();
+    let told: Succeeded = Succeeded {
+        task_id: task.id,
+        method: task.method.clone(),
+        key: task.key.clone(),
+        business: task.business.clone(),
+        attempt: task.attempts.saturating_add(1),
+        result,
+    };
+    NewTask::new(method, &told)
+}
+
+fn final_failure(task: &Task, change: &Change, reason: GivenUp) -> Option<Result<NewTask>> {
+    let method = task.policy.on_final_failure.as_deref()?;
+    let (kind, error) = match (&change.failure, &task.last_error) {
+        (Some(failure), _) => (Some(failure.kind.clone()), Some(failure.message.clone())),
+        (None, Some(last)) => (Some(last.kind.clone()), Some(last.message.clone())),
+        (None, None) => (None, None),
+    };
+    let told: FinalFailure = FinalFailure {
+        task_id: task.id,
+        method: task.method.clone(),
+        key: task.key.clone(),
+        business: task.business.clone(),
+        params: serde_json::from_str(&task.params).unwrap_or_default(),
+        attempts: change.attempts,
+        reason,
+        error_kind: kind,
+        error,
+    };
+    Some(NewTask::new(method, &told))
+}
