@@ -21,20 +21,29 @@
 
 extern crate self as redrive; // so that derived code can name it, also in here
 
+#[doc(hidden)]
+#[path = "private.rs"]
+pub mod __private;
 mod backoff;
+mod call;
+mod callback;
 mod classify;
 mod clock;
 mod cluster;
+mod condition;
+mod context;
 mod duration;
 mod engine;
 mod error;
 mod id;
 mod new_task;
 mod policy;
+mod retryable;
 #[cfg(feature = "seeded-bugs")]
 pub mod seeded;
 #[cfg(not(feature = "seeded-bugs"))]
 mod seeded;
+mod settings;
 mod settle;
 pub mod store;
 pub mod task;
@@ -43,12 +52,17 @@ pub mod testing;
 pub use backoff::{Backoff, Jitter};
 pub use classify::{Class, ErrorKind, Failure, Kind, classify};
 pub use clock::{Clock, Timestamp};
-pub use engine::{Builder, Context, Engine, EngineConfig, MethodOptions, Rate, Stats, Verdict};
+pub use call::{CallError, Called, Cause};
+pub use callback::{FinalFailure, GivenUp, Succeeded};
+pub use context::Context;
+pub use engine::{Builder, Engine, EngineConfig, MethodOptions, Rate, Stats, Verdict};
 pub use error::{DatabaseError, Error, Problems, Result};
 pub use id::{SHARDS, TaskId};
 pub use new_task::{Key, NewTask, OnDuplicate};
 pub use policy::{Notify, OnCrash, OnExhausted, Policy, RetryStrategy};
 pub use redrive_macros::ErrorKind;
+pub use retryable::{IntoTask, Persist, Registration, Retryable};
+pub use settings::Defaults;
 pub use settle::{Change, DeadReason, Outcome, To, give_up, settle, spent};
 pub use store::{Enqueued, Store, StoreOptions};
 pub use task::{Attempt, Business, Lane, LastError, NodeNumber, Status, StopRequest, Task};

@@ -52,12 +52,17 @@ pub enum OnDuplicate {
 /// ```
 #[derive(Clone, Debug)]
 pub struct NewTask {
+    /// `None`: a new one.
+    pub(crate) id: Option<TaskId>,
     pub(crate) method: String,
     pub(crate) params: String,
+    /// Whether the params are to be encrypted.
+    pub(crate) encrypt: bool,
     pub(crate) lane: Option<Lane>,
     pub(crate) key: Key,
     pub(crate) business: Option<Business>,
-    pub(crate) policy: Arc<Policy>,
+    /// `None`: the default one.
+    pub(crate) policy: Option<Arc<Policy>>,
     pub(crate) due: Due,
     pub(crate) priority: i16,
     pub(crate) dedup_for: Duration,
@@ -101,12 +106,14 @@ impl NewTask {
 
     fn with_json(method: String, params: String) -> Self {
         Self {
+            id: None,
             method,
             params,
+            encrypt: false,
             lane: None,
             key: Key::default(),
             business: None,
-            policy: default_policy(),
+            policy: None,
             due: Due::In(Duration::ZERO),
             priority: 0,
             dedup_for: Duration::ZERO,
@@ -119,9 +126,21 @@ impl NewTask {
         }
     }
 
-    /// Under this policy. Default: [`Policy::default`].
+    /// Under this policy. Default: the one of the settings, which is [`Policy::default`] if they do not say otherwise.
     pub fn policy(mut self, policy: impl Into<Arc<Policy>>) -> Self {
-        self.policy = policy.into();
+        self.policy = Some(policy.into());
+        self
+    }
+
+    /// Under this policy, if it was given none.
+    pub(crate) fn or_policy(mut self, policy: impl FnOnce(&str) -> Arc<Policy>) -> Self {
+        self.policy = self.policy.or_else(|| Some(policy(&self.method)));
+        self
+    }
+
+    /// With its params encrypted where they are stored; the store must have a key for it.
+    pub fn encrypt(mut self) -> Self {
+        self.encrypt = true;
         self
     }
 
@@ -224,39 +243,47 @@ impl NewTask {
             )
         });
         p.require(self.dedup_for <= crate::duration::LONGEST, "dedup_for", || "must be at most 3650days".into());
-        if let Err(Error::Invalid(inner)) = self.policy.validate() {
+        if let Some(policy) = &self.policy
+            && let Err(Error::Invalid(inner)) = policy.validate()
+        {
             p.nest("policy", inner);
         }
         problems.into_result()
     }
 
+    /// Its key, made of method and params if it was given none.
+    pub(crate) fn resolved_key(&self) -> Option<String> {
+        match &self.key {
+            Key::FromParams => Some(params_key(&self.method, &self.params)),
+            Key::Given(key) => Some(key.clone()),
+            Key::None => None,
+        }
+    }
+
+    /// The shard that it belongs to; `None`: any.
+    pub(crate) fn shard(&self) -> Option<u8> {
+        shard_for(self.business.as_ref(), self.resolved_key().as_deref())
+    }
+
     /// The row that it becomes, with a new id.
     pub(crate) fn into_task(self, ids: &IdMaker, now: Timestamp, max_params: usize) -> Result<Task> {
         self.check(max_params)?;
-        let key = match self.key {
-            Key::FromParams => Some(params_key(&self.method, &self.params)),
-            Key::Given(key) => Some(key),
-            Key::None => None,
-        };
-        let shard = match (&self.business, &key) {
-            (Some(b), _) => shard_of(&b.id),
-            (None, Some(key)) => shard_of(key),
-            (None, None) => ids.any_shard(),
-        };
+        let key = self.resolved_key();
+        let shard = shard_for(self.business.as_ref(), key.as_deref());
         let due = match self.due {
             Due::In(delay) => now + delay,
             Due::At(at) => at.max(Timestamp::EPOCH),
         };
         let last_error = self.failed.as_ref().map(|f| LastError::new(f, now));
         Ok(Task {
-            id: ids.next(shard, now),
+            id: self.id.unwrap_or_else(|| ids.next(shard.unwrap_or_else(|| ids.any_shard()), now)),
             lane: self.lane.unwrap_or_else(|| Lane::of(&self.method)),
             method: self.method,
             params: self.params,
             key,
             business: self.business,
             status: if self.owner.is_some() { Status::Running } else { Status::Pending },
-            policy: self.policy,
+            policy: self.policy.unwrap_or_else(default_policy),
             attempts: u32::from(self.failed.is_some()),
             crashes: 0,
             postponements: 0,
@@ -287,6 +314,11 @@ fn check_text(field: &str, text: &str, min: usize, max: usize, problems: &mut Pr
         format!("must be from {min} to {max} bytes, is {}", text.len())
     });
     problems.require(!text.contains('\0'), field, || "must not contain NUL bytes".into());
+}
+
+/// The shard of a task of this business and key; `None`: any.
+fn shard_for(business: Option<&Business>, key: Option<&str>) -> Option<u8> {
+    business.map(|b| &*b.id).or(key).map(shard_of)
 }
 
 /// The shard of a business id or key.

@@ -4,6 +4,7 @@
 //! As JSON only what differs from the default is written, so the defaults are part of the stored format
 //! and do not change from version to version.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -11,8 +12,11 @@ use serde::{Deserialize, Serialize};
 use crate::backoff::{Backoff, Jitter};
 use crate::classify::{Class, Kind, classify};
 use crate::clock::Timestamp;
+use crate::condition;
 use crate::duration;
 use crate::error::{Problems, Result};
+use crate::settle::DeadReason;
+use crate::task::limits;
 
 /// A retry policy.
 ///
@@ -66,7 +70,7 @@ pub struct Policy {
     /// A CEL expression over the result; where it does not hold, the attempt has failed and is tried
     /// again. Default: every result is a success.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub success_if: Option<String>,
+    pub success_if: Option<Cow<'static, str>>,
     /// What becomes of a task that is finally given up. Default: `dead`.
     #[serde(skip_serializing_if = "is_default")]
     pub on_exhausted: OnExhausted,
@@ -76,6 +80,15 @@ pub struct Policy {
     /// How many nodes may die while they hold it before it is given up. Default: 3.
     #[serde(skip_serializing_if = "is_default_crashes")]
     pub max_crashes: u32,
+    /// The method that is called with the result when it has succeeded. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_success: Option<Cow<'static, str>>,
+    /// The method that is called with what happened when it is given up or cancelled. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_final_failure: Option<Cow<'static, str>>,
+    /// Whether it stays in the archive, with its result, when it has succeeded. Default: no.
+    #[serde(skip_serializing_if = "is_default")]
+    pub keep: bool,
     /// Whether it may run again, unseen, after a node died holding it. Default: `retry`.
     #[serde(skip_serializing_if = "is_default")]
     pub on_crash: OnCrash,
@@ -135,6 +148,9 @@ impl Default for Policy {
             success_if: None,
             on_exhausted: OnExhausted::default(),
             notify: None,
+            on_success: None,
+            on_final_failure: None,
+            keep: false,
             max_crashes: DEFAULT_CRASHES,
             on_crash: OnCrash::default(),
         }
@@ -166,6 +182,13 @@ impl Policy {
         if let Some(cel) = &self.success_if {
             let ok = !cel.trim().is_empty() && cel.len() <= LONGEST_CONDITION && !cel.contains('\0');
             p.require(ok, "success_if", || format!("must be an expression of 1 to {LONGEST_CONDITION} bytes"));
+            if ok && let Err(why) = condition::check(cel) {
+                p.add("success_if", format!("{cel:?} is not CEL: {why}"));
+            }
+        }
+        for (field, method) in [("on_success", &self.on_success), ("on_final_failure", &self.on_final_failure)] {
+            let ok = method.as_deref().is_none_or(|m| (1..=limits::METHOD).contains(&m.len()) && !m.contains('\0'));
+            p.require(ok, field, || format!("must be a method's name of 1 to {} bytes", limits::METHOD));
         }
         match self.notify {
             Some(Notify::Failures(n)) => p.require(n > 0, "notify.failures", || "must be at least 1".into()),
@@ -184,6 +207,25 @@ impl Policy {
     pub fn limit(&self, created: Timestamp) -> Option<Timestamp> {
         let by_duration = self.max_duration.map(|d| created + d);
         [by_duration, self.deadline].into_iter().flatten().min()
+    }
+
+    /// When it is tried again after its `failures`-th failure at `now`, or why it is not. `random` is from 0 to 1.
+    pub fn next(
+        &self,
+        failures: u32,
+        retry_after: Option<Duration>,
+        created: Timestamp,
+        now: Timestamp,
+        random: f64,
+    ) -> Result<Timestamp, DeadReason> {
+        if self.max_attempts.is_some_and(|max| failures >= max) {
+            return Err(DeadReason::Exhausted);
+        }
+        let due = now + self.delay(failures, random).max(retry_after.unwrap_or_default());
+        match self.limit(created) {
+            Some(limit) if limit <= due => Err(DeadReason::Expired),
+            _ => Ok(due),
+        }
     }
 
     /// The wait after the `n`-th failed attempt. `random` is from 0 to 1.

@@ -186,15 +186,8 @@ fn failed(task: &Task, failure: &Failure, now: Timestamp, random: f64) -> Change
 
 /// When it is tried again, or why not.
 fn again(task: &Task, attempts: u32, retry_after: Option<Duration>, now: Timestamp, random: f64) -> To {
-    if task.policy.max_attempts.is_some_and(|max| attempts >= max) {
-        return given_up(task, DeadReason::Exhausted);
-    }
-    let wait = task.policy.delay(attempts, random).max(retry_after.unwrap_or_default());
-    let due = now + wait;
-    match task.policy.limit(task.created_at) {
-        Some(limit) if limit <= due => given_up(task, DeadReason::Expired),
-        _ => To::Pending { due },
-    }
+    let next = task.policy.next(attempts, retry_after, task.created_at, now, random);
+    next.map_or_else(|reason| given_up(task, reason), |due| To::Pending { due })
 }
 
 fn notice_is_due(task: &Task, attempts: u32, now: Timestamp) -> bool {
