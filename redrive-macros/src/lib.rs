@@ -1,79 +1,24 @@
 //! Macros of redrive. They are re-exported by the crate `redrive`; depend on that.
 
 use proc_macro::TokenStream;
-use proc_macro2::TokenStream as Tokens;
-use quote::quote;
-use syn::{Attribute, Data, DeriveInput, Fields, Ident, LitStr, Variant, parse_macro_input};
+use syn::{DeriveInput, parse_macro_input};
+
+mod error_kind;
+mod expand;
+mod options;
+mod problems;
+mod retryable;
+mod signature;
+mod value;
 
 /// Gives each variant of an error enum its kind: the variant's name, or `#[kind("…")]`. A struct has its own name.
 #[proc_macro_derive(ErrorKind, attributes(kind))]
 pub fn error_kind(input: TokenStream) -> TokenStream {
-    expand(&parse_macro_input!(input as DeriveInput)).unwrap_or_else(syn::Error::into_compile_error).into()
+    error_kind::expand(&parse_macro_input!(input as DeriveInput)).unwrap_or_else(syn::Error::into_compile_error).into()
 }
 
-fn expand(input: &DeriveInput) -> syn::Result<Tokens> {
-    let body = match &input.data {
-        Data::Enum(data) if data.variants.is_empty() => quote!(match *self {}),
-        Data::Enum(data) => {
-            let arms = data.variants.iter().map(arm).collect::<syn::Result<Vec<_>>>()?;
-            quote!(match self { #(#arms)* })
-        }
-        Data::Struct(_) => {
-            let kind = kind_of(&input.ident, &input.attrs)?;
-            quote!(::redrive::Kind::of(#kind))
-        }
-        Data::Union(_) => return Err(syn::Error::new_spanned(&input.ident, "ErrorKind is for enums and structs")),
-    };
-    let name = &input.ident;
-    let (generics, arguments, conditions) = input.generics.split_for_impl();
-    Ok(quote! {
-        impl #generics ::redrive::ErrorKind for #name #arguments #conditions {
-            fn kind(&self) -> ::redrive::Kind { #body }
-        }
-    })
-}
-
-fn arm(variant: &Variant) -> syn::Result<Tokens> {
-    let kind = kind_of(&variant.ident, &variant.attrs)?;
-    let name = &variant.ident;
-    let fields = match variant.fields {
-        Fields::Named(_) => quote!({ .. }),
-        Fields::Unnamed(_) => quote!((..)),
-        Fields::Unit => quote!(),
-    };
-    Ok(quote!(Self::#name #fields => ::redrive::Kind::of(#kind),))
-}
-
-/// The text of `#[kind("…")]`, else the name.
-fn kind_of(name: &Ident, attributes: &[Attribute]) -> syn::Result<LitStr> {
-    let Some(attribute) = attributes.iter().find(|a| a.path().is_ident("kind")) else {
-        return Ok(LitStr::new(&name.to_string(), name.span()));
-    };
-    let kind: LitStr = attribute.parse_args()?;
-    let text = kind.value();
-    if text.is_empty() || text.len() > 100 || text.contains(char::is_whitespace) {
-        return Err(syn::Error::new(
-            kind.span(),
-            "a kind is a name of 1 to 100 bytes without spaces, such as \"http.503\"",
-        ));
-    }
-    Ok(kind)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn error(code: &str) -> String {
-        let input: DeriveInput = syn::parse_str(code).unwrap();
-        expand(&input).unwrap_err().to_string()
-    }
-
-    #[test]
-    fn wrong_kinds_are_refused_with_what_is_right() {
-        assert!(error("enum E { #[kind(\"a b\")] A }").contains("without spaces"));
-        assert!(error("enum E { #[kind(\"\")] A }").contains("1 to 100 bytes"));
-        assert!(error("enum E { #[kind(5)] A }").contains("expected string literal"));
-        assert!(error("union U { a: u8 }").contains("for enums and structs"));
-    }
+#[doc = include_str!("retryable.md")]
+#[proc_macro_attribute]
+pub fn retryable(options: TokenStream, item: TokenStream) -> TokenStream {
+    retryable::expand(options.into(), item.into()).into()
 }

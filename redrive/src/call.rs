@@ -18,11 +18,11 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 
-use crate::callback;
 use crate::classify::{Class, Failure, Kind};
 use crate::clock::{Timestamp, pause};
 use crate::condition;
 use crate::context::{Context, Inline, Word};
+use crate::crypt::Keyring;
 use crate::engine::{Engine, Verdict, panicked, random};
 use crate::error::{Error, Result};
 use crate::id::TaskId;
@@ -148,7 +148,7 @@ impl<T: fmt::Debug, E: std::error::Error + 'static> std::error::Error for CallEr
 
 const UNMET: &str = "the result does not satisfy the success condition";
 
-fn no_result(limit: Duration) -> String {
+pub(crate) fn no_result(limit: Duration) -> String {
     format!("no result within {}", humantime::format_duration(limit))
 }
 
@@ -227,9 +227,15 @@ struct Asked<'a, C> {
     policy: &'a Policy,
 }
 
+impl<C: Retryable> Asked<'_, C> {
+    fn ring(&self) -> Option<&Keyring> {
+        self.engine.store().keyring().filter(|ring| self.call.encrypt() || ring.encrypts_all())
+    }
+}
+
 impl<C: Retryable> Inline for Asked<'_, C> {
     fn key(&self) -> Option<String> {
-        new_task(self.call, Policy::default()).ok()?.resolved_key()
+        new_task(self.call, Policy::default()).ok()?.resolved_key(self.ring())
     }
 
     fn business(&self) -> Option<Business> {
@@ -241,7 +247,7 @@ impl<C: Retryable> Inline for Asked<'_, C> {
     }
 
     fn new_id(&self) -> TaskId {
-        let shard = new_task(self.call, Policy::default()).ok().and_then(|new| new.shard());
+        let shard = new_task(self.call, Policy::default()).ok().and_then(|new| new.shard(self.ring()));
         self.engine.new_id(shard)
     }
 }
@@ -362,8 +368,7 @@ impl Engine {
             return Ok(Written { id: answer.id, existed: answer.existed, to });
         }
         let id = task.id;
-        let callback = callback::callback(&task, &change, result.as_deref())?;
-        self.store().write_first_try(&task, &change, callback, result, now).await?;
+        self.store().write_first_try(task, change, result, now).await?;
         self.wake();
         Ok(Written { id, existed: false, to })
     }

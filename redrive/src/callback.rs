@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::classify::Kind;
+use crate::crypt::is_sealed;
 use crate::error::Result;
 use crate::id::TaskId;
 use crate::new_task::NewTask;
@@ -93,15 +94,17 @@ impl From<DeadReason> for GivenUp {
 }
 
 /// The callback that a task's end asks for, if it does. `result` is JSON.
-pub(crate) fn callback(task: &Task, change: &Change, result: Option<&str>) -> Result<Option<NewTask>> {
+pub(crate) fn callback(task: &Task, change: &Change, result: Option<&str>) -> Vec<NewTask> {
     let made = match change.to {
-        To::Pending { .. } => return Ok(None),
+        To::Pending { .. } => None,
         To::Done => task.policy.on_success.as_deref().map(|method| success(task, method, result)),
         To::Dead(reason) | To::Dropped(reason) => final_failure(task, change, reason.into()),
         To::Cancelled => final_failure(task, change, GivenUp::Cancelled),
     };
     let which = if change.to == To::Done { "on_success" } else { "on_final_failure" };
-    made.transpose().map(|new| new.map(|new| NewTask { business: task.business.clone(), ..new }.key(format!("{}:{which}", task.id))))
+    let keyed = |new: NewTask| NewTask { business: task.business.clone(), ..new }.key(format!("{}:{which}", task.id));
+    // What is written here is plain JSON values: it cannot fail.
+    made.and_then(Result::ok).map(keyed).into_iter().collect()
 }
 
 fn success(task: &Task, method: &str, result: Option<&str>) -> Result<NewTask> {
@@ -129,11 +132,15 @@ fn final_failure(task: &Task, change: &Change, reason: GivenUp) -> Option<Result
         method: task.method.clone(),
         key: task.key.clone(),
         business: task.business.clone(),
-        params: serde_json::from_str(&task.params).unwrap_or_default(),
+        params: if is_sealed(&task.params) { Default::default() } else { params(task) },
         attempts: change.attempts,
         reason,
         error_kind: kind,
         error,
     };
     Some(NewTask::new(method, &told))
+}
+
+fn params(task: &Task) -> serde_json::Value {
+    serde_json::from_str(&task.params).unwrap_or_default()
 }

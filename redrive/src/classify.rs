@@ -34,6 +34,8 @@ impl Kind {
     pub const UNMET: Self = Self::of("unmet");
     /// The stored params could not be read back.
     pub const UNDECODABLE: Self = Self::of("undecodable");
+    /// The stored params are encrypted with a key that is not here.
+    pub const SEALED: Self = Self::of("sealed");
     /// The node died while it held the task.
     pub const CRASH: Self = Self::of("crash");
     /// An error that says nothing of itself.

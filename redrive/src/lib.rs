@@ -8,6 +8,7 @@
 //! | [`task`], [`Policy`], [`Backoff`], [`Jitter`] | a call to be made good, and how |
 //! | [`store`] | where tasks are kept: SQLite, PostgreSQL, MySQL/MariaDB |
 //! | [`Engine`] | takes due tasks, runs their handlers, settles them |
+//! | `notify` | tells people, by mail and webhook, that tasks keep failing |
 //! | [`settle()`], [`classify()`] | what becomes of a task when an attempt has ended: pure functions |
 //! | [`testing`] | for tests of code that uses redrive |
 //!
@@ -32,11 +33,14 @@ mod clock;
 mod cluster;
 mod condition;
 mod context;
+mod crypt;
 mod duration;
 mod engine;
 mod error;
 mod id;
 mod new_task;
+#[cfg(feature = "notify")]
+pub mod notify;
 mod policy;
 mod retryable;
 #[cfg(feature = "seeded-bugs")]
@@ -55,14 +59,15 @@ pub use clock::{Clock, Timestamp};
 pub use call::{CallError, Called, Cause};
 pub use callback::{FinalFailure, GivenUp, Succeeded};
 pub use context::Context;
+pub use crypt::Keyring;
 pub use engine::{Builder, Engine, EngineConfig, MethodOptions, Rate, Stats, Verdict};
 pub use error::{DatabaseError, Error, Problems, Result};
 pub use id::{SHARDS, TaskId};
 pub use new_task::{Key, NewTask, OnDuplicate};
 pub use policy::{Notify, OnCrash, OnExhausted, Policy, RetryStrategy};
-pub use redrive_macros::ErrorKind;
+pub use redrive_macros::{ErrorKind, retryable};
 pub use retryable::{IntoTask, Persist, Registration, Retryable};
-pub use settings::Defaults;
+pub use settings::{DatabaseUrl, Defaults, MethodSettings, PolicyPatch, Settings, Watcher};
 pub use settle::{Change, DeadReason, Outcome, To, give_up, settle, spent};
 pub use store::{Enqueued, Store, StoreOptions};
 pub use task::{Attempt, Business, Lane, LastError, NodeNumber, Status, StopRequest, Task};
@@ -72,5 +77,7 @@ pub use task::{Attempt, Business, Lane, LastError, NodeNumber, Status, StopReque
 #[doc = include_str!("../../README.md")]
 #[doc = include_str!("../../docs/guide/policies.md")]
 #[doc = include_str!("../../docs/guide/running.md")]
+#[doc = include_str!("../../docs/guide/settings.md")]
 #[doc = include_str!("../../docs/guide/transactions.md")]
+#[doc = include_str!("../../redrive-macros/src/retryable.md")]
 struct Guides;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::classify::Failure;
 use crate::clock::Timestamp;
+use crate::crypt::Keyring;
 use crate::error::{Error, Problems, Result};
 use crate::id::{IdMaker, SHARDS, TaskId};
 use crate::policy::Policy;
@@ -252,23 +253,28 @@ impl NewTask {
     }
 
     /// Its key, made of method and params if it was given none.
-    pub(crate) fn resolved_key(&self) -> Option<String> {
+    pub(crate) fn resolved_key(&self, ring: Option<&Keyring>) -> Option<String> {
         match &self.key {
-            Key::FromParams => Some(params_key(&self.method, &self.params)),
+            Key::FromParams => Some(params_key(&self.method, &self.params, ring.and_then(Keyring::dedup_key))),
             Key::Given(key) => Some(key.clone()),
             Key::None => None,
         }
     }
 
     /// The shard that it belongs to; `None`: any.
-    pub(crate) fn shard(&self) -> Option<u8> {
-        shard_for(self.business.as_ref(), self.resolved_key().as_deref())
+    pub(crate) fn shard(&self, ring: Option<&Keyring>) -> Option<u8> {
+        shard_for(self.business.as_ref(), self.resolved_key(ring).as_deref())
     }
 
     /// The row that it becomes, with a new id.
-    pub(crate) fn into_task(self, ids: &IdMaker, now: Timestamp, max_params: usize) -> Result<Task> {
-        self.check(max_params)?;
-        let key = self.resolved_key();
+    pub(crate) fn into_task(self, maker: &Maker<'_>, now: Timestamp) -> Result<Task> {
+        self.check(maker.max_params)?;
+        let ids = maker.ids;
+        let ring = maker.keyring.filter(|ring| self.encrypt || ring.encrypts_all());
+        if self.encrypt && ring.is_none() {
+            return Err(Error::invalid("encrypt", "the store has no keys: open it with StoreOptions::keyring"));
+        }
+        let key = self.resolved_key(ring);
         let shard = shard_for(self.business.as_ref(), key.as_deref());
         let due = match self.due {
             Due::In(delay) => now + delay,
@@ -278,8 +284,8 @@ impl NewTask {
         Ok(Task {
             id: self.id.unwrap_or_else(|| ids.next(shard.unwrap_or_else(|| ids.any_shard()), now)),
             lane: self.lane.unwrap_or_else(|| Lane::of(&self.method)),
+            params: ring.map_or(Ok(self.params.clone()), |ring| ring.seal(&self.method, &self.params))?,
             method: self.method,
-            params: self.params,
             key,
             business: self.business,
             status: if self.owner.is_some() { Status::Running } else { Status::Pending },
@@ -316,6 +322,14 @@ fn check_text(field: &str, text: &str, min: usize, max: usize, problems: &mut Pr
     problems.require(!text.contains('\0'), field, || "must not contain NUL bytes".into());
 }
 
+/// What makes tasks of what is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Maker<'a> {
+    pub(crate) ids: &'a IdMaker,
+    pub(crate) max_params: usize,
+    pub(crate) keyring: Option<&'a Keyring>,
+}
+
 /// The shard of a task of this business and key; `None`: any.
 fn shard_for(business: Option<&Business>, key: Option<&str>) -> Option<u8> {
     business.map(|b| &*b.id).or(key).map(shard_of)
@@ -327,9 +341,10 @@ pub(crate) fn shard_of(text: &str) -> u8 {
 }
 
 /// `method:hash`, the key of a call that is given none: the same method with the same params, however
-/// the params' object keys are ordered. A method too long to leave room for the hash is hashed as well.
-fn params_key(method: &str, params: &str) -> String {
-    let mut hasher = blake3::Hasher::new();
+/// the params' object keys are ordered. A method too long to leave room for the hash is hashed as well. With a secret for
+/// params that are encrypted: a plain hash would tell which they are.
+fn params_key(method: &str, params: &str, secret: Option<[u8; 32]>) -> String {
+    let mut hasher = secret.map_or_else(blake3::Hasher::new, |secret| blake3::Hasher::new_keyed(&secret));
     match serde_json::from_str::<serde_json::Value>(params) {
         Ok(value) => hash_canonical(&value, &mut hasher),
         Err(_) => _ = hasher.update(params.as_bytes()),
@@ -378,7 +393,8 @@ mod tests {
     use super::*;
 
     fn task(new: NewTask) -> Result<Task> {
-        new.into_task(&IdMaker::new(1), Timestamp::from_millis(1_800_000_000_000), limits::PARAMS)
+        let maker = Maker { ids: &IdMaker::new(1), max_params: limits::PARAMS, keyring: None };
+        new.into_task(&maker, Timestamp::from_millis(1_800_000_000_000))
     }
 
     #[test]

@@ -391,6 +391,9 @@ mod tests {
             no_retry_for: vec![Kind::of("a b")],
             success_if: Some(" ".into()),
             notify: Some(Notify::Failures(0)),
+            on_success: Some("".into()),
+            on_final_failure: Some("x\0".into()),
+            keep: true,
             max_crashes: 0,
             ..Policy::default()
         };
@@ -408,6 +411,8 @@ mod tests {
             "no_retry_for",
             "success_if",
             "notify.failures",
+            "on_success",
+            "on_final_failure",
             "max_crashes",
         ] {
             assert!(said.contains(&format!("{field}:")), "{field} is missing in: {said}");
@@ -442,6 +447,9 @@ mod tests {
             success_if: Some("result.code == 200".into()),
             on_exhausted: OnExhausted::Escalate,
             notify: Some(Notify::FailingFor(Duration::from_secs(1800))),
+            on_success: Some("paid".into()),
+            on_final_failure: Some("refund".into()),
+            keep: true,
             max_crashes: 1,
             on_crash: OnCrash::Dead,
         };

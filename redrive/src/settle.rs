@@ -16,6 +16,9 @@ use crate::clock::Timestamp;
 use crate::policy::{Notify, OnCrash, OnExhausted};
 use crate::task::{Attempt, LastError, Status, StopRequest, Task, limits};
 
+/// How long a task waits whose params cannot be decrypted: until the key may be there.
+const SEALED_WAIT: Duration = Duration::from_secs(60);
+
 /// How an attempt ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -34,6 +37,8 @@ pub enum Outcome {
     GivenBack,
     /// The stored params could not be read; no attempt is burnt.
     Undecodable(String),
+    /// The stored params are encrypted with a key that is not here; no attempt is burnt.
+    Sealed(String),
     /// The node that held it died; it may or may not have been executed.
     Crashed,
 }
@@ -151,6 +156,9 @@ pub fn settle(task: &Task, outcome: &Outcome, now: Timestamp, random: f64) -> Ch
             failure: Some(Failure::reject(Kind::UNDECODABLE, why)),
             ..task.unchanged(To::Dead(DeadReason::Undecodable))
         },
+        Outcome::Sealed(why) => {
+            Change { failure: Some(Failure::retry(Kind::SEALED, why)), ..postponed(task, now + SEALED_WAIT) }
+        }
         Outcome::Crashed => crashed(task),
     };
     change.obeying(task.stop)

@@ -47,7 +47,7 @@ async fn every_transition_is_counted_under_its_word() {
     let handler = async |cx: Context, n: u64| match (n, cx.attempt()) {
         (1, 1) => Err(Verdict::report(&"not yet")),
         (2, _) => Err(Verdict::fatal("never")),
-        (3, _) if cx.task().postponements == 0 => Err(Verdict::Snooze(Duration::from_millis(1))),
+        (3, _) if cx.task().unwrap().postponements == 0 => Err(Verdict::Snooze(Duration::from_millis(1))),
         (4, _) => Err(Verdict::Cancel),
         _ => Ok(()),
     };

@@ -166,7 +166,7 @@ async fn attempt(cx: Context, call: Call, ledger: Arc<Ledger>) -> Result<(), Ver
     let mut attempt = Attempt::begin(&cx, &call, ledger);
     let ms = Duration::from_millis;
     let broken = || Failure::retry("broken", "as planned");
-    match call.plan.step(cx.attempt(), cx.task().postponements) {
+    match call.plan.step(cx.attempt(), cx.task().unwrap().postponements) {
         Step::Succeed => attempt.end(Outcome::Success),
         Step::SucceedAfter(time) => {
             pause_ms(time).await;

@@ -87,7 +87,7 @@ impl Shared {
     /// What is due and may be claimed now, beside claims that are under way. Each has a slot reserved.
     fn take_ready(&self, under_way: usize) -> Vec<Due> {
         // Outcomes that cannot be written hold up the claiming of more.
-        if !self.me.may_work() || under_way > 1 || self.settler.len() > 4 * self.config.concurrency {
+        if !self.may_start() || under_way > 1 || self.settler.len() > 4 * self.config.concurrency {
             return Vec::new();
         }
         let now = self.clock.now();
@@ -124,7 +124,7 @@ impl Shared {
 
     /// A claim in a lane that has more than was scanned: of half its shards, so that two of them do not meet.
     fn take_deep(&self, under_way: usize) -> Option<Direct> {
-        if !self.me.may_work() || under_way > 1 || self.settler.len() > 4 * self.config.concurrency {
+        if !self.may_start() || under_way > 1 || self.settler.len() > 4 * self.config.concurrency {
             return None;
         }
         let mut waiting = self.waiting();
@@ -183,7 +183,7 @@ impl Shared {
             if i < direct.reserved || self.reserve(slot) {
                 self.start_reserved(task);
             } else {
-                self.settler.push(Arc::new(task), Outcome::GivenBack);
+                self.settler.push(Arc::new(task), Outcome::GivenBack.into());
             }
         }
         self.end_deep(direct, &floors);

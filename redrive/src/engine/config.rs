@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
+use crate::duration;
 use crate::error::{Problems, Result};
 
 /// Settings of an engine.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct EngineConfig {
     /// Who this node says it is, for people. Default: the process id.
@@ -13,18 +17,24 @@ pub struct EngineConfig {
     /// How many tasks run at once on this node. Default: 1,000.
     pub concurrency: usize,
     /// How often the database is looked through for due tasks when nothing else asks for it. Default: 5 s.
+    #[serde(with = "duration")]
     pub scan_interval: Duration,
     /// How often everything is looked through, whatever was seen before. Default: 10 s.
+    #[serde(with = "duration")]
     pub sweep_interval: Duration,
     /// How often this node shows that it lives. Default: 2 s.
+    #[serde(with = "duration")]
     pub beat_interval: Duration,
     /// After this long without a beat a node may be declared dead. Default: 10 s.
+    #[serde(with = "duration")]
     pub lease: Duration,
     /// How much earlier than that it stops working by itself. Default: 2 s.
+    #[serde(with = "duration")]
     pub margin: Duration,
     /// How many tasks that are due soon are kept in memory. Default: 1,000,000.
     pub prefetch: usize,
     /// How long a stop waits for running tasks before it gives them back. Default: 30 s.
+    #[serde(with = "duration")]
     pub grace: Duration,
 }
 

@@ -8,14 +8,17 @@ use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use crate::classify::{Class, Failure, Kind};
+use crate::call::no_result;
+use crate::classify::{Failure, Kind};
 use crate::clock::{Stopwatch, pause};
+use crate::context::Context;
+use crate::crypt::{is_sealed, open};
 use crate::id::{IdMap, TaskId};
 use crate::settle::Outcome;
 use crate::task::Task;
 
 use super::Shared;
-use super::handler::{Context, Handler};
+use super::handler::{Attempted, Handler, State};
 use super::limits::Slot;
 
 /// The tasks that are ours, or may be.
@@ -33,6 +36,8 @@ enum Held {
         task: Arc<Task>,
         cancel: CancellationToken,
         abort: Option<AbortHandle>,
+        /// Whether it has a slot: what a caller runs has none.
+        slot: bool,
     },
     Settling,
 }
@@ -40,6 +45,10 @@ enum Held {
 impl Running {
     pub(super) fn len(&self) -> usize {
         self.tasks.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
     }
 
     pub(super) fn holds(&self, id: TaskId) -> bool {
@@ -62,9 +71,9 @@ impl Running {
         }
     }
 
-    fn start(&mut self, task: Arc<Task>, cancel: CancellationToken) {
+    pub(super) fn start(&mut self, task: Arc<Task>, cancel: CancellationToken, slot: bool) {
         let (id, version) = (task.id, task.version);
-        self.tasks.insert(id, (version, Held::Executing { task, cancel, abort: None }));
+        self.tasks.insert(id, (version, Held::Executing { task, cancel, abort: None, slot }));
     }
 
     fn started(&mut self, id: TaskId, version: i32, handle: AbortHandle) {
@@ -76,7 +85,7 @@ impl Running {
     }
 
     /// From executing to settling. `false`: someone else has done that.
-    fn finish(&mut self, id: TaskId, version: i32) -> bool {
+    pub(super) fn finish(&mut self, id: TaskId, version: i32) -> bool {
         match self.tasks.get_mut(&id) {
             Some((at, held @ Held::Executing { .. })) if *at == version => {
                 *held = Held::Settling;
@@ -114,13 +123,13 @@ impl Running {
     }
 
     /// Stops all handlers; the tasks that were executing, now settling.
-    fn stop_all(&mut self) -> Vec<Arc<Task>> {
+    fn stop_all(&mut self) -> Vec<(Arc<Task>, Option<Slot>)> {
         let mut stopped = Vec::new();
         for (_, held) in self.tasks.values_mut() {
-            if let Held::Executing { task, cancel, abort } = held {
+            if let Held::Executing { task, cancel, abort, slot } = held {
                 cancel.cancel();
                 abort.iter().for_each(AbortHandle::abort);
-                stopped.push(task.clone());
+                stopped.push((task.clone(), slot.then(|| Slot::of(task))));
                 *held = Held::Settling;
             }
         }
@@ -138,14 +147,21 @@ impl Shared {
     pub(super) fn start_reserved(self: &Arc<Self>, task: Task) {
         let task = Arc::new(task);
         let cancel = CancellationToken::new();
-        self.running().start(task.clone(), cancel.clone());
+        self.running().start(task.clone(), cancel.clone(), true);
         // Only methods that we handle are claimed; and the answer may have come when we may not work any more, or are
         // another node already: the settle of what is not ours is refused.
         let ours = self.me.may_work() && task.locked_by == Some(self.me.number());
         let Some(handler) = self.handlers.get(&task.method).filter(|_| ours) else {
-            return self.finish(task, Outcome::GivenBack);
+            return self.finish(task, Outcome::GivenBack.into());
         };
-        let attempt = attempt(handler, task.clone(), cancel);
+        let read = match self.readable(&task) {
+            Ok(read) => read,
+            Err(why) => {
+                tracing::error!(task = %task.id, method = %task.method, why, "params cannot be decrypted; the task waits");
+                return self.finish(task, Outcome::Sealed(format!("params cannot be read: {why}")).into());
+            }
+        };
+        let attempt = attempt(handler, read, cancel, self.state.clone());
         let (shared, id, version) = (self.clone(), task.id, task.version);
         let number = task.attempts + 1;
         let span = tracing::debug_span!("attempt", task = %id, method = %task.method, attempt = number, node = %self.me.number());
@@ -157,36 +173,44 @@ impl Shared {
             }
             shared.signals.started(&task, now.since(task.due));
             let started = Stopwatch::start();
-            let outcome = attempt.await;
+            let ended = attempt.await;
             shared.signals.ended(&task, started.elapsed());
-            shared.finish(task, outcome);
+            shared.finish(task, ended);
         };
         let running = if span.is_disabled() { tokio::spawn(running) } else { tokio::spawn(running.instrument(span)) };
         self.running().started(id, version, running.abort_handle());
     }
 
-    /// An attempt has ended: its slot is free, and what becomes of it is to be written.
-    fn finish(&self, task: Arc<Task>, outcome: Outcome) {
-        if !self.running().finish(task.id, task.version) {
-            return;
+    /// The task with its params in the clear, for its handler alone.
+    fn readable(&self, task: &Arc<Task>) -> Result<Arc<Task>, String> {
+        if !is_sealed(&task.params) {
+            return Ok(task.clone());
         }
-        self.release(Slot::of(&task));
-        self.settler.push(task, outcome);
+        let params = open(self.store.keyring(), &task.method, &task.params)?;
+        Ok(Arc::new(Task { params, ..(**task).clone() }))
+    }
+
+    /// An attempt has ended: its slot is free, and what becomes of it is to be written.
+    fn finish(&self, task: Arc<Task>, ended: Attempted) {
+        if self.running().finish(task.id, task.version) {
+            self.release(Slot::of(&task));
+            self.settler.push(task, ended);
+        }
     }
 
     /// Stops all handlers and gives their tasks back: we may not work any more, or have to end.
     pub(super) fn give_back_all(&self) {
         let stopped = self.running().stop_all();
-        for task in stopped {
-            self.release(Slot::of(&task));
-            self.settler.push(task, Outcome::GivenBack);
+        for (task, slot) in stopped {
+            slot.into_iter().for_each(|slot| self.release(slot));
+            self.settler.push(task, Outcome::GivenBack.into());
         }
     }
 
     /// Stops all handlers and forgets their tasks: we are fenced.
     pub(super) fn drop_all(&self) {
         let stopped = self.running().stop_all();
-        stopped.iter().for_each(|task| self.release(Slot::of(task)));
+        stopped.into_iter().filter_map(|(_, slot)| slot).for_each(|slot| self.release(slot));
         self.running().clear();
         self.settler.clear();
         self.forget_waiting();
@@ -198,32 +222,30 @@ fn attempt(
     handler: &Handler,
     task: Arc<Task>,
     cancel: CancellationToken,
-) -> impl Future<Output = Outcome> + Send + use<> {
+    state: State,
+) -> impl Future<Output = Attempted> + Send + use<> {
     let limit = task.policy.timeout;
-    let cx = Context::new(task.clone(), cancel);
-    let handler = handler.clone();
-    let running = AssertUnwindSafe(async move { handler.run(cx).await }).catch_unwind();
+    let cx = Context::stored(task.clone(), cancel, state);
+    let (handler, run) = (handler.clone(), task.clone());
+    let running = AssertUnwindSafe(async move { handler.run(cx, run).await }).catch_unwind();
     async move {
         let ended = match limit {
             None => running.await,
             Some(limit) => match tokio::time::timeout(limit, running).await {
                 Ok(ended) => ended,
-                Err(_) => {
-                    let said = format!("no result within {}", humantime::format_duration(limit));
-                    return Outcome::Failed(classed(&task, Failure::retry(Kind::TIMEOUT, said)));
-                }
+                Err(_) => return failed(&task, Kind::TIMEOUT, no_result(limit)),
             },
         };
-        ended.unwrap_or_else(|panic| Outcome::Failed(classed(&task, Failure::retry(Kind::PANIC, panicked(&*panic)))))
+        ended.unwrap_or_else(|panic| failed(&task, Kind::PANIC, panicked(&*panic)))
     }
 }
 
-fn classed(task: &Task, failure: Failure) -> Failure {
-    let class: Class = task.policy.classify(&failure.kind);
-    Failure { class, ..failure }
+fn failed(task: &Task, kind: Kind, said: String) -> Attempted {
+    let class = task.policy.classify(&kind);
+    Outcome::Failed(Failure { class, ..Failure::retry(kind, said) }).into()
 }
 
-fn panicked(panic: &(dyn std::any::Any + Send)) -> String {
+pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> String {
     let said =
         panic.downcast_ref::<&str>().map(|s| (*s).to_owned()).or_else(|| panic.downcast_ref::<String>().cloned());
     format!("the handler panicked: {}", said.unwrap_or_else(|| "without a message".into()))

@@ -1,52 +1,40 @@
 //! What executes tasks: a function registered under a method's name.
 
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
-use tokio_util::sync::CancellationToken;
-
-use crate::classify::{ErrorKind, Failure, Kind};
+use crate::call::{judge, told, try_once};
+use crate::classify::{Class, ErrorKind, Failure, Kind};
+use crate::context::Context;
+use crate::retryable::Retryable;
 use crate::settle::Outcome;
 use crate::task::Task;
 
-/// What a handler knows about the attempt that it makes.
-#[derive(Clone, Debug)]
-pub struct Context {
-    task: Arc<Task>,
-    cancelled: CancellationToken,
+/// What the application gives to its handlers, by type.
+#[derive(Clone, Default)]
+pub struct State(Arc<HashMap<TypeId, Box<dyn Any + Send + Sync>>>);
+
+impl State {
+    pub(crate) fn get<T: 'static>(&self) -> Option<&T> {
+        self.0.get(&TypeId::of::<T>())?.downcast_ref()
+    }
+
+    /// Only while nobody else has it: the builder.
+    pub(super) fn put<T: Send + Sync + 'static>(&mut self, value: T) {
+        if let Some(all) = Arc::get_mut(&mut self.0) {
+            all.insert(TypeId::of::<T>(), Box::new(value));
+        }
+    }
 }
 
-impl Context {
-    pub(crate) fn new(task: Arc<Task>, cancelled: CancellationToken) -> Self {
-        Self { task, cancelled }
-    }
-
-    /// The task.
-    pub fn task(&self) -> &Task {
-        &self.task
-    }
-
-    /// Which attempt this is, from 1.
-    pub fn attempt(&self) -> u32 {
-        self.task.attempts.saturating_add(1)
-    }
-
-    /// A value that is unique to this attempt and grows with each: a target can refuse an older one.
-    pub fn fence(&self) -> String {
-        format!("{}-{}", self.task.id, self.task.version)
-    }
-
-    /// Whether the task is not wanted any more, or the node has to stop.
-    pub fn is_cancelled(&self) -> bool {
-        self.cancelled.is_cancelled()
-    }
-
-    /// Waits until the task is not wanted any more, or the node has to stop.
-    pub async fn cancelled(&self) {
-        self.cancelled.cancelled().await;
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State").field("values", &self.0.len()).finish()
     }
 }
 
@@ -56,6 +44,8 @@ impl Context {
 pub enum Verdict {
     /// It failed; the policy decides by its kind whether it is tried again.
     Failed(Failure),
+    /// It failed and is to be tried again, whatever the policy says of its kind.
+    Retry(Failure),
     /// It failed, and no retry will mend it.
     Fatal(Failure),
     /// Not now: again after this time, without burning an attempt.
@@ -93,6 +83,16 @@ impl<E: std::error::Error> From<E> for Verdict {
     }
 }
 
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(failure) | Self::Retry(failure) | Self::Fatal(failure) => f.write_str(&failure.message),
+            Self::Snooze(time) => write!(f, "not now, again in {}", humantime::format_duration(*time)),
+            Self::Cancel => f.write_str("not wanted any more"),
+        }
+    }
+}
+
 /// An error and its causes, each once.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut said = error.to_string();
@@ -107,14 +107,27 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     said
 }
 
-pub(crate) type Attempting = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+/// How an attempt ended, and, if that is wanted, its result as JSON.
+#[derive(Debug)]
+pub(crate) struct Attempted {
+    pub(crate) outcome: Outcome,
+    pub(crate) result: Option<String>,
+}
+
+impl From<Outcome> for Attempted {
+    fn from(outcome: Outcome) -> Self {
+        Self { outcome, result: None }
+    }
+}
+
+pub(crate) type Attempting = Pin<Box<dyn Future<Output = Attempted> + Send>>;
 
 /// A registered handler.
 #[derive(Clone)]
 pub(crate) struct Handler {
     pub(crate) method: String,
     pub(crate) options: MethodOptions,
-    run: Arc<dyn Fn(Context) -> Attempting + Send + Sync>,
+    run: Arc<dyn Fn(Context<'static>, Arc<Task>) -> Attempting + Send + Sync>,
 }
 
 /// Limits of one method.
@@ -162,27 +175,47 @@ impl Handler {
     pub(crate) fn new<P, F, Fut>(method: String, options: MethodOptions, f: F) -> Self
     where
         P: DeserializeOwned,
-        F: Fn(Context, P) -> Fut + Send + Sync + 'static,
+        F: Fn(Context<'static>, P) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), Verdict>> + Send + 'static,
     {
-        let run = move |cx: Context| -> Attempting {
-            match serde_json::from_str(&cx.task.params) {
-                Err(e) => Box::pin(std::future::ready(Outcome::Undecodable(format!("params cannot be read: {e}")))),
+        let run = move |cx: Context<'static>, task: Arc<Task>| -> Attempting {
+            match decode(&task) {
+                Err(undecodable) => Box::pin(std::future::ready(undecodable.into())),
                 Ok(params) => {
-                    let task = cx.task.clone();
                     let attempt = f(cx, params);
-                    Box::pin(
-                        async move { attempt.await.map_or_else(|verdict| judge(&task, verdict), |()| Outcome::Done) },
-                    )
+                    Box::pin(async move {
+                        attempt.await.map_or_else(|verdict| by_word(&task, verdict), |()| Outcome::Done).into()
+                    })
                 }
             }
         };
         Self { method, options, run: Arc::new(run) }
     }
 
-    pub(crate) fn run(&self, cx: Context) -> Attempting {
-        (self.run)(cx)
+    /// For the calls of a type.
+    pub(crate) fn of<C: Retryable + DeserializeOwned + 'static>() -> Self {
+        let run = |cx: Context<'static>, task: Arc<Task>| -> Attempting {
+            match decode::<C>(&task) {
+                Err(undecodable) => Box::pin(std::future::ready(undecodable.into())),
+                Ok(call) => Box::pin(async move {
+                    // The time limit and panics are the executor's: they hold for handlers of all sorts.
+                    let ended = try_once(&call, &cx, None).await;
+                    let outcome = judge(&call, &cx, &task.policy, &ended);
+                    let result = ended.as_ref().ok().and_then(|value| told(&call, &task.policy, value));
+                    Attempted { outcome, result }
+                }),
+            }
+        };
+        Self { method: C::METHOD.into(), options: MethodOptions::default(), run: Arc::new(run) }
     }
+
+    pub(crate) fn run(&self, cx: Context<'static>, task: Arc<Task>) -> Attempting {
+        (self.run)(cx, task)
+    }
+}
+
+fn decode<P: DeserializeOwned>(task: &Task) -> Result<P, Outcome> {
+    serde_json::from_str(&task.params).map_err(|e| Outcome::Undecodable(format!("params cannot be read: {e}")))
 }
 
 impl fmt::Debug for Handler {
@@ -192,9 +225,10 @@ impl fmt::Debug for Handler {
 }
 
 /// A handler's word as an outcome; the policy's lists give a failure its class.
-fn judge(task: &Task, verdict: Verdict) -> Outcome {
+fn by_word(task: &Task, verdict: Verdict) -> Outcome {
     match verdict {
         Verdict::Failed(failure) => Outcome::Failed(Failure { class: task.policy.classify(&failure.kind), ..failure }),
+        Verdict::Retry(failure) => Outcome::Failed(Failure { class: Class::Retry, ..failure }),
         Verdict::Fatal(failure) => Outcome::Fatal(failure),
         Verdict::Snooze(time) => Outcome::Snooze(time),
         Verdict::Cancel => Outcome::Cancel,

@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::error::{Error, Fault, Result};
 use crate::id::TaskId;
+use crate::settle::Outcome;
 use crate::store::{Callers, Dialect, Due, Enqueued, Prepared};
 use crate::task::{Status, Task};
 
@@ -140,12 +141,12 @@ async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>) {
     let mut others = false;
     for ((prepared, result), answer) in written.into_iter().zip(answers) {
         if result.as_ref().is_err_and(|e| e.fault() == Some(Fault::Busy)) {
-            withdraw(shared, &prepared.task);
+            withdraw(shared, &prepared);
             tokio::spawn(insert_alone(shared.clone(), prepared, answer));
             continue;
         }
         others |= result.is_ok() && prepared.task.due <= now && !shared.owns(prepared.task.lane, prepared.task.shard());
-        _ = answer.send(accept(shared, *prepared.task, result)); // a caller that is gone needs no answer
+        reply(shared, prepared, result, answer);
     }
     if others && let Err(e) = shared.store.wake_others().await {
         tracing::debug!(error = %e, "other nodes could not be woken; their scans will find what is due");
@@ -154,18 +155,20 @@ async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>) {
 
 /// A row whose key someone else's transaction holds.
 async fn insert_alone(shared: Arc<Shared>, mut prepared: Prepared, answer: oneshot::Sender<Result<Enqueued>>) {
-    let task = &mut prepared.task;
-    (task.status, task.locked_by, task.locked_at) = (Status::Pending, None, None);
+    if !prepared.held {
+        let task = &mut prepared.task;
+        (task.status, task.locked_by, task.locked_at) = (Status::Pending, None, None);
+    }
     let written = shared.store.insert_prepared(vec![prepared], Callers::One, shared.clock.now()).await;
     if let Some((prepared, result)) = written.into_iter().next() {
-        _ = answer.send(accept(&shared, *prepared.task, result));
+        reply(&shared, prepared, result, answer);
     }
 }
 
 /// Makes a task ours from the start, if it is due, its shard is ours and there is a slot, which is then reserved.
 fn offer(shared: &Shared, task: &mut Task) {
     let wanted = task.due <= shared.clock.now() && task.locked_by.is_none();
-    if !wanted || !shared.owns(task.lane, task.shard()) || !shared.me.may_work() || shared.stopping.is_cancelled() {
+    if !wanted || !shared.owns(task.lane, task.shard()) || !shared.may_start() || shared.stopping.is_cancelled() {
         return;
     }
     if shared.handlers.contains_key(&task.method) && shared.reserve(Slot::of(task)) {
@@ -176,25 +179,35 @@ fn offer(shared: &Shared, task: &mut Task) {
     }
 }
 
+/// Answers a caller. One that is gone needs no answer, but what it wanted to run itself is given back.
+fn reply(shared: &Arc<Shared>, prepared: Prepared, result: Result<Enqueued>, answer: oneshot::Sender<Result<Enqueued>>) {
+    let held = prepared.held.then(|| prepared.task.clone());
+    if let (Err(Ok(Enqueued { existed: false, .. })), Some(task)) = (answer.send(accept(shared, prepared, result)), held) {
+        shared.settler.push(Arc::new(*task), Outcome::GivenBack.into());
+    }
+}
+
 /// Gives the reserved slot back.
-fn withdraw(shared: &Shared, task: &Task) {
-    if task.status == Status::Running {
+fn withdraw(shared: &Shared, prepared: &Prepared) {
+    let task = &prepared.task;
+    if task.status == Status::Running && !prepared.held {
         shared.running().forget(task.id, task.version);
         shared.release(Slot::of(task));
     }
 }
 
-/// What is written runs, now or at its time.
-fn accept(shared: &Arc<Shared>, task: Task, result: Result<Enqueued>) -> Result<Enqueued> {
+/// What is written runs, now or at its time, unless its caller runs it.
+fn accept(shared: &Arc<Shared>, prepared: Prepared, result: Result<Enqueued>) -> Result<Enqueued> {
     let fresh = result.as_ref().is_ok_and(|answer| !answer.existed);
     if !fresh {
-        withdraw(shared, &task);
+        withdraw(shared, &prepared);
         return result;
     }
+    let task = *prepared.task;
     shared.signals.tell(Signal::Enqueued, &task);
-    if task.status == Status::Running {
+    if task.status == Status::Running && !prepared.held {
         shared.start_reserved(task);
-    } else if shared.owns(task.lane, task.shard()) {
+    } else if task.status == Status::Pending && shared.owns(task.lane, task.shard()) {
         shared.expect(Due::of(&task, task.version, task.due));
     }
     result

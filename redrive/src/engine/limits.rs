@@ -63,6 +63,8 @@ struct LaneLimits {
     businesses: HashMap<u32, usize>,
     /// Of a business id, what runs elsewhere.
     elsewhere: HashMap<u32, usize>,
+    /// How many nodes share its rate.
+    nodes: usize,
     bucket: Option<Bucket>,
     paused: bool,
 }
@@ -73,6 +75,7 @@ impl Limits {
             taken: 0,
             businesses: HashMap::new(),
             elsewhere: HashMap::new(),
+            nodes: 1,
             bucket: options.rate.map(|rate| Bucket::new(rate, now)),
             paused: false,
             options,
@@ -116,9 +119,16 @@ impl Limits {
 
     /// How many nodes share the rate of a lane.
     pub(crate) fn share(&mut self, lane: Lane, nodes: usize) {
-        if let Some(bucket) = self.lanes.get_mut(&lane).and_then(|lane| lane.bucket.as_mut()) {
-            bucket.nodes = nodes.max(1);
+        if let Some(lane) = self.lanes.get_mut(&lane) {
+            lane.nodes = nodes.max(1);
+            lane.bucket.iter_mut().for_each(|bucket| bucket.nodes = lane.nodes);
         }
+    }
+
+    /// Gives a lane other limits, from now on. `false`: all but that for each business id, because there was none and what
+    /// runs was not counted, or there was one and is to be none.
+    pub(crate) fn change(&mut self, lane: Lane, options: MethodOptions, now: Timestamp) -> bool {
+        self.lanes.get_mut(&lane).is_none_or(|lane| lane.change(options, now))
     }
 
     /// Which lanes are paused; `true` if that is news.
@@ -177,6 +187,19 @@ impl LaneLimits {
         self.bucket.iter_mut().for_each(Bucket::take);
         self.taken += 1;
         Reserved::Yes
+    }
+
+    fn change(&mut self, options: MethodOptions, now: Timestamp) -> bool {
+        let old = std::mem::replace(&mut self.options, options);
+        if self.options.rate != old.rate {
+            let bucket = |rate| Bucket { nodes: self.nodes, ..Bucket::new(rate, now) };
+            self.bucket = self.options.rate.map(bucket);
+        }
+        let can = self.options.per_business.is_some() == old.per_business.is_some();
+        if !can {
+            self.options.per_business = old.per_business;
+        }
+        can
     }
 
     fn release(&mut self, business: u32) -> bool {
@@ -308,6 +331,34 @@ mod tests {
         limits.share(LANE, 2);
         let now = START + Duration::from_secs(60);
         assert_eq!((0..99).filter(|_| limits.reserve(of(0), now) == Reserved::Yes).count(), 5);
+    }
+
+    #[test]
+    fn limits_change_while_tasks_run() {
+        let mut limits = limits(99, MethodOptions::default().concurrency(1));
+        limits.share(LANE, 2);
+        assert_eq!([(); 2].map(|()| limits.reserve(of(0), START)), [Reserved::Yes, Reserved::NotThisLane]);
+        assert!(limits.change(LANE, MethodOptions::default().concurrency(2), START));
+        assert_eq!([(); 2].map(|()| limits.reserve(of(0), START)), [Reserved::Yes, Reserved::NotThisLane]);
+        assert!(limits.change(LANE, MethodOptions::default().rate(10, Duration::from_secs(1)), START));
+        let now = START + Duration::from_secs(60);
+        let taken = (0..99).filter(|_| limits.reserve(of(0), now) == Reserved::Yes).count();
+        assert_eq!(taken, 5, "half of the rate is another node's");
+        assert_eq!(limits.taken(), 7);
+    }
+
+    #[test]
+    fn a_limit_for_each_business_id_changes_but_does_not_come_or_go() {
+        let mut without = limits(9, MethodOptions::default());
+        assert_eq!(without.reserve(of(7), START), Reserved::Yes);
+        assert!(!without.change(LANE, MethodOptions::default().per_business(1).concurrency(3), START));
+        assert_eq!(without.reserve(of(7), START), Reserved::Yes, "the first was not counted");
+        let mut with = limits(9, MethodOptions::default().per_business(1));
+        assert_eq!(with.reserve(of(7), START), Reserved::Yes);
+        assert!(with.change(LANE, MethodOptions::default().per_business(2), START));
+        assert_eq!([(); 2].map(|()| with.reserve(of(7), START)), [Reserved::Yes, Reserved::NotThisBusiness]);
+        assert!(!with.change(LANE, MethodOptions::default(), START));
+        assert_eq!(with.reserve(of(7), START), Reserved::NotThisBusiness);
     }
 
     #[test]

@@ -24,9 +24,13 @@ mod claimer;
 mod config;
 mod executor;
 mod handler;
+mod inline;
 mod inserter;
 mod limits;
+mod live;
 mod node;
+#[cfg(feature = "notify")]
+mod notices;
 mod ready;
 mod scanner;
 mod settler;
@@ -35,7 +39,8 @@ mod upkeep;
 mod wheel;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use serde::de::DeserializeOwned;
@@ -45,20 +50,27 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::{Clock, Timestamp};
 use crate::cluster::Membership;
+use crate::context::Context;
 use crate::error::{Error, Problems, Result};
 use crate::id::{NameMap, TaskId};
-use crate::new_task::NewTask;
+#[cfg(feature = "notify")]
+use crate::notify::{Notifier, NotifyConfig};
 use crate::policy::Policy;
+use crate::retryable::{IntoTask, Registration, Retryable};
+use crate::settings::{Defaults, Settings};
 use crate::store::{Cancelled, Connection, Due, Enqueued, Store, TaskFilter, Tx};
 use crate::task::{Lane, Task};
 
 pub use config::EngineConfig;
-pub use handler::{Context, MethodOptions, Rate, Verdict};
+pub(crate) use executor::panicked;
+pub(crate) use handler::{Handler, chain};
+pub use handler::{MethodOptions, Rate, State, Verdict};
+pub(crate) use settler::random;
 
 use executor::Running;
-use handler::Handler;
 use inserter::Inserter;
 use limits::Limits;
+use live::Live;
 use ready::Ready;
 use settler::Settler;
 use signals::Signals;
@@ -93,6 +105,11 @@ struct Shared {
     clock: Clock,
     config: EngineConfig,
     handlers: NameMap<Handler>,
+    state: State,
+    defaults: RwLock<Arc<Defaults>>,
+    live: Live,
+    #[cfg(feature = "notify")]
+    notifier: Option<Notifier>,
     /// The lanes of our methods.
     lanes: Vec<Lane>,
     me: Membership,
@@ -108,6 +125,10 @@ struct Shared {
     stopping: CancellationToken,
     /// When the engine's own loop last moved, by the clock of `me`, in ms: without that there is no beat.
     pulse: AtomicU64,
+    /// Tasks run only while this is open: always, but in tests.
+    gate: AtomicBool,
+    /// How many outcomes were written.
+    settled: AtomicU64,
     /// Everything has ended: the beat may, too.
     ended: AtomicBool,
     services: Mutex<JoinSet<()>>,
@@ -147,6 +168,15 @@ pub struct Builder {
     store: Store,
     config: EngineConfig,
     handlers: NameMap<Handler>,
+    state: State,
+    defaults: Defaults,
+    settings: Settings,
+    watch: Option<PathBuf>,
+    discover: bool,
+    limits: HashMap<String, MethodOptions>,
+    by_hand: bool,
+    #[cfg(feature = "notify")]
+    notify: Option<NotifyConfig>,
     clock: Option<Clock>,
 }
 
@@ -161,7 +191,7 @@ impl Builder {
     pub fn register<P, F, Fut>(self, method: impl Into<String>, f: F) -> Self
     where
         P: DeserializeOwned + 'static,
-        F: Fn(Context, P) -> Fut + Send + Sync + 'static,
+        F: Fn(Context<'static>, P) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), Verdict>> + Send + 'static,
     {
         self.register_with(method, MethodOptions::default(), f)
@@ -171,11 +201,48 @@ impl Builder {
     pub fn register_with<P, F, Fut>(mut self, method: impl Into<String>, options: MethodOptions, f: F) -> Self
     where
         P: DeserializeOwned + 'static,
-        F: Fn(Context, P) -> Fut + Send + Sync + 'static,
+        F: Fn(Context<'static>, P) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), Verdict>> + Send + 'static,
     {
         let method = method.into();
         self.handlers.insert(method.clone(), Handler::new(method, options, f));
+        self
+    }
+
+    /// Calls of a type that implements [`Retryable`]. What `#[retryable]` marks registers itself.
+    pub fn handler<C: Retryable + DeserializeOwned + 'static>(mut self) -> Self {
+        self.handlers.insert(C::METHOD.into(), Handler::of::<C>());
+        self
+    }
+
+    /// Limits of a method, however it was registered.
+    pub fn limit(mut self, method: &str, options: MethodOptions) -> Self {
+        self.limits.insert(method.into(), options);
+        self
+    }
+
+    /// Whether this engine handles all methods of the program that are marked with `#[retryable]`. Default: yes.
+    pub fn discover(mut self, discover: bool) -> Self {
+        self.discover = discover;
+        self
+    }
+
+    /// A value for handlers: they find it by its type, with [`Context::state`].
+    pub fn state<T: Send + Sync + 'static>(mut self, value: T) -> Self {
+        self.state.put(value);
+        self
+    }
+
+    /// What holds for calls and tasks that do not say otherwise.
+    pub fn defaults(mut self, defaults: Defaults) -> Self {
+        self.defaults = defaults;
+        self
+    }
+
+    /// How people are told that tasks keep failing. Without it notices are written and wait for a node that has this.
+    #[cfg(feature = "notify")]
+    pub fn notify(mut self, config: NotifyConfig) -> Self {
+        self.notify = Some(config);
         self
     }
 
@@ -185,21 +252,48 @@ impl Builder {
         self
     }
 
+    /// Adds what registered itself, and the limits.
+    fn gather(&mut self) -> Result<()> {
+        let mut seen = HashMap::new();
+        for found in inventory::iter::<Registration>.into_iter().filter(|_| self.discover) {
+            if seen.insert(found.method(), ()).is_some() {
+                let twice = format!("{:?} is the name of two #[retryable] functions; give one of them another `name`", found.method());
+                return Err(Error::invalid("method", twice));
+            }
+            self.handlers.entry(found.method().into()).or_insert_with(|| found.handler());
+        }
+        for (method, options) in std::mem::take(&mut self.limits) {
+            let unknown = || Error::invalid("limit", format!("there is no handler of {method:?}"));
+            self.handlers.get_mut(&method).ok_or_else(unknown)?.options = options;
+        }
+        Ok(())
+    }
+
+    /// Tasks wait until they are told to run: for [`testing`](crate::testing).
+    pub(crate) fn by_hand(mut self) -> Self {
+        self.by_hand = true;
+        self
+    }
+
     fn validate(&self) -> Result<()> {
         self.config.validate()?;
         let mut problems = Problems::default();
         self.handlers.values().for_each(|h| h.options.check(&h.method, &mut problems));
+        #[cfg(feature = "notify")]
+        self.notify.iter().for_each(|notify| problems.nest("notify", notify.problems()));
         problems.into_result()
     }
 
     /// Becomes a node and begins to work.
-    pub async fn start(self) -> Result<Engine> {
+    pub async fn start(mut self) -> Result<Engine> {
+        let (live, watcher) = self.resolve()?;
+        self.gather()?;
         self.validate()?;
         let clock = match self.clock {
             Some(clock) => clock,
             None => Clock::starting_at(self.store.now().await?),
         };
-        let methods = || self.handlers.values().map(|h| (Lane::of(&h.method), h.options.clone()));
+        let methods = || self.handlers.values().map(|h| (Lane::of(&h.method), live.limits_of(h)));
         let limits = Limits::new(self.config.concurrency, methods(), clock.now());
         let signals = Signals::new(self.handlers.keys());
         let lanes = methods().map(|(lane, _)| lane).collect();
@@ -213,11 +307,18 @@ impl Builder {
             turn: 0,
             direct: Vec::new(),
         };
+        #[cfg(feature = "notify")]
+        let notifier = self.notify.map(|config| Notifier::new(self.store.clone(), config)).transpose()?;
         let shared = Arc::new(Shared {
             store: self.store,
             clock,
             config: self.config,
             handlers: self.handlers,
+            state: self.state,
+            defaults: RwLock::new(Arc::new(self.defaults)),
+            live,
+            #[cfg(feature = "notify")]
+            notifier,
             lanes,
             me: Membership::new(),
             owned: RwLock::default(),
@@ -229,12 +330,15 @@ impl Builder {
             signals,
             wake: Wake::default(),
             stopping: CancellationToken::new(),
+            gate: AtomicBool::new(!self.by_hand),
+            settled: AtomicU64::new(0),
             pulse: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             services: Mutex::default(),
         });
         shared.join().await?;
         shared.spawn_services()?;
+        watcher.into_iter().for_each(|watcher| _ = lock(&shared.services).spawn(live::run(shared.clone(), watcher)));
         Ok(Engine(shared))
     }
 }
@@ -242,20 +346,42 @@ impl Builder {
 impl Engine {
     /// An engine on this store.
     pub fn builder(store: Store) -> Builder {
-        Builder { store, config: EngineConfig::default(), handlers: NameMap::default(), clock: None }
+        Builder {
+            store,
+            config: EngineConfig::default(),
+            handlers: NameMap::default(),
+            state: State::default(),
+            defaults: Defaults::default(),
+            settings: Settings::default(),
+            watch: None,
+            discover: true,
+            limits: HashMap::new(),
+            by_hand: false,
+            #[cfg(feature = "notify")]
+            notify: None,
+            clock: None,
+        }
     }
 
     /// Writes a task down. When this returns it is durable.
-    pub async fn enqueue(&self, new: NewTask) -> Result<Enqueued> {
+    pub async fn enqueue(&self, task: impl IntoTask) -> Result<Enqueued> {
+        let new = task.into_new_task(&self.defaults())?;
         let prepared = self.0.store.prepare(new, self.0.clock.now())?;
         self.0.inserter.insert(prepared).await
     }
 
+    /// The same, to run at a time to come.
+    pub async fn enqueue_at(&self, when: Timestamp, task: impl IntoTask) -> Result<Enqueued> {
+        let new = task.into_new_task(&self.defaults())?;
+        self.enqueue(new.at(when)).await
+    }
+
     /// Writes many tasks down. If one of them is not valid, none is written. If the database refuses some, the error is the
     /// first of theirs and the others may be written: with keys, asking again is safe.
-    pub async fn enqueue_many(&self, new: Vec<NewTask>) -> Result<Vec<Enqueued>> {
-        let now = self.0.clock.now();
-        let prepared: Result<Vec<_>> = new.into_iter().map(|new| self.0.store.prepare(new, now)).collect();
+    pub async fn enqueue_many(&self, tasks: impl IntoIterator<Item = impl IntoTask>) -> Result<Vec<Enqueued>> {
+        let (now, defaults) = (self.0.clock.now(), self.defaults());
+        let prepare = |task: _| self.0.store.prepare(IntoTask::into_new_task(task, &defaults)?, now);
+        let prepared: Result<Vec<_>> = tasks.into_iter().map(prepare).collect();
         let answers = self.0.inserter.insert_many(prepared?);
         let mut all = Vec::with_capacity(answers.len());
         for answer in answers {
@@ -266,7 +392,8 @@ impl Engine {
 
     /// Writes a task down in the caller's own transaction: it is there, and runs, if and when that commits. Nothing is
     /// repeated in there. Call [`wake`](Self::wake) after the commit for it to run at once.
-    pub async fn enqueue_in(&self, connection: impl Into<Connection<'_>>, new: NewTask) -> Result<Enqueued> {
+    pub async fn enqueue_in(&self, connection: impl Into<Connection<'_>>, task: impl IntoTask) -> Result<Enqueued> {
+        let new = task.into_new_task(&self.defaults())?;
         let answers = self.0.store.insert_in(connection, vec![new], self.0.clock.now()).await?;
         answers.first().copied().ok_or(Error::NotFound { what: "answer to", id: "an enqueue".into() })
     }
@@ -387,6 +514,8 @@ impl Shared {
         services.spawn(node::run_lapse(self.clone()));
         services.spawn(scanner::run_listener(self.clone()));
         services.spawn(upkeep::run(self.clone()));
+        #[cfg(feature = "notify")]
+        services.spawn(notices::run(self.clone()));
         Ok(())
     }
 
@@ -405,6 +534,11 @@ impl Shared {
 
     fn limits(&self) -> MutexGuard<'_, Limits> {
         lock(&self.limits)
+    }
+
+    /// Whether tasks may be started.
+    fn may_start(&self) -> bool {
+        self.me.may_work() && self.gate.load(Ordering::Acquire)
     }
 
     /// A task that waits and is ours: it runs at its time without a scan.

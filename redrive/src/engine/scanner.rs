@@ -45,9 +45,10 @@ pub(super) async fn run(shared: Arc<Shared>) {
     let mut scanner = Scanner::default();
     let mut swept: Option<Stopwatch> = None;
     loop {
-        let mut next = shared.config.scan_interval;
+        let settings = shared.settings(); // they may change while we run
+        let mut next = settings.engine.scan_interval;
         if shared.me.may_work() {
-            let sweeping = swept.is_none_or(|s| s.elapsed() >= shared.config.sweep_interval);
+            let sweeping = swept.is_none_or(|s| s.elapsed() >= settings.engine.sweep_interval);
             if sweeping {
                 shared.waiting().floors.clear();
                 swept = Some(Stopwatch::start());
@@ -92,7 +93,7 @@ pub(super) async fn run_listener(shared: Arc<Shared>) {
                 let heard: Result<()> = heard;
                 if let Err(e) = heard {
                     tracing::debug!(error = %e, "not listening for wake-ups; trying again");
-                    pause(shared.config.scan_interval).await;
+                    pause(shared.settings().engine.scan_interval).await;
                 }
             }
         }
@@ -127,7 +128,7 @@ impl Scanner {
 
     /// Reads on in slices that have more due soon than a scan brings.
     async fn read_ahead(&self, shared: &Shared, now: Timestamp) -> Result<()> {
-        let soon = now + shared.config.scan_interval * 2;
+        let soon = now + shared.settings().engine.scan_interval * 2;
         loop {
             let (slices, horizon) = {
                 let waiting = shared.waiting();
@@ -274,7 +275,7 @@ impl Shared {
         for task in held {
             if !self.running().holds(task.id) {
                 tracing::warn!(task = %task.id, "a task was ours without our knowing; giving it back");
-                self.settler.push(Arc::new(task), crate::settle::Outcome::GivenBack);
+                self.settler.push(Arc::new(task), crate::settle::Outcome::GivenBack.into());
             }
         }
         Ok(())

@@ -3,6 +3,7 @@
 //! One flush is under way; the next takes all that has gathered. A flush that fails is tried again for as long as we are
 //! this node: an outcome is never dropped while the task is ours. When we may not work, it waits.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,10 +11,11 @@ use tokio::sync::Notify;
 
 use crate::clock::{Timestamp, pause};
 use crate::error::Fault;
-use crate::settle::{Outcome, To, settle};
+use crate::settle::{To, settle};
 use crate::store::{Due, Settle, Settled};
 use crate::task::Task;
 
+use super::handler::Attempted;
 use super::signals::Signal;
 use super::{Shared, lock};
 
@@ -21,15 +23,15 @@ const MOST_ROWS: usize = 2_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Settler {
-    queue: Mutex<Vec<(Arc<Task>, Outcome)>>,
+    queue: Mutex<Vec<(Arc<Task>, Attempted)>>,
     /// Decided, but not written yet: the database failed.
     left: Mutex<Vec<Settle>>,
     more: Notify,
 }
 
 impl Settler {
-    pub(super) fn push(&self, task: Arc<Task>, outcome: Outcome) {
-        lock(&self.queue).push((task, outcome));
+    pub(super) fn push(&self, task: Arc<Task>, ended: Attempted) {
+        lock(&self.queue).push((task, ended));
         self.more.notify_one();
     }
 
@@ -49,7 +51,7 @@ impl Settler {
         let n = queue.len().min(MOST_ROWS.saturating_sub(settles.len()));
         let ended: Vec<_> = queue.drain(..n).collect();
         drop(queue);
-        settles.extend(ended.into_iter().map(|(task, outcome)| decide(task, &outcome, now)));
+        settles.extend(ended.into_iter().map(|(task, ended)| decide(task, ended, now)));
         settles
     }
 }
@@ -83,17 +85,17 @@ pub(super) async fn run(shared: Arc<Shared>) {
 }
 
 /// What is to be written.
-fn decide(task: Arc<Task>, outcome: &Outcome, now: Timestamp) -> Settle {
-    let change = settle(&task, outcome, now, random(&task));
+fn decide(task: Arc<Task>, ended: Attempted, now: Timestamp) -> Settle {
+    let change = settle(&task, &ended.outcome, now, random(&task));
     if let To::Dead(reason) = change.to {
         let error = change.failure.as_ref().map_or("", |f| &*f.message);
         tracing::error!(task = %task.id, method = %task.method, attempts = change.attempts, reason = reason.as_str(), error, "a task is dead");
     }
-    Settle::new(task, change)
+    Settle::with_result(task, change, ended.result)
 }
 
 /// Chance for the jitter: of the task and its version, so that it needs no generator.
-fn random(task: &Task) -> f64 {
+pub(crate) fn random(task: &Task) -> f64 {
     let mixed =
         xxhash_rust::xxh3::xxh3_64_with_seed(&task.id.as_i64().to_le_bytes(), u64::from(task.version.unsigned_abs()));
     (mixed >> 11) as f64 / (1u64 << 53) as f64
@@ -130,6 +132,7 @@ async fn flush(shared: &Arc<Shared>, settles: Vec<Settle>, now: Timestamp) -> bo
 
 fn settled(shared: &Shared, s: &Settle, result: Settled) {
     shared.running().remove(s.task.id, s.task.version);
+    shared.settled.fetch_add(1, Ordering::Relaxed);
     shared.signals.tell(Signal::of(s, result), &s.task);
     if let Settled::Went(To::Pending { due }) = result
         && shared.owns(s.task.lane, s.task.shard())

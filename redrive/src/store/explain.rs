@@ -22,7 +22,7 @@ impl Store {
         let (dialect, node) = (self.dialect(), NodeNumber(1));
         let slices: Vec<_> =
             (0..SHARDS).map(|shard| Slice { lane: Lane::of(method), shard, from: Timestamp::EPOCH }).collect();
-        let task = NewTask::new(method, &0)?.into_task(self.ids(), now, self.options().max_params)?;
+        let task = NewTask::new(method, &0)?.into_task(&self.maker(), now)?;
         let due = [Due::of(&task, 0, now)];
         let settled = Settle::new(task.clone(), settle(&task, &Outcome::GivenBack, now, 0.0));
         let after = [task.clone()];

@@ -44,6 +44,8 @@ pub struct Prepared {
     /// In a box, as it is passed on many times.
     pub(crate) task: Box<Task>,
     pub(crate) on_duplicate: OnDuplicate,
+    /// Whether a caller runs it, instead of the engine.
+    pub(crate) held: bool,
 }
 
 /// Whose tasks a batch holds.
@@ -134,8 +136,8 @@ impl Store {
     /// Looks whether a task is valid and gives it an id; nothing is written.
     pub fn prepare(&self, new: NewTask, now: Timestamp) -> Result<Prepared> {
         let on_duplicate = new.on_duplicate;
-        let task = Box::new(new.into_task(self.ids(), now, self.options().max_params)?);
-        Ok(Prepared { task, on_duplicate })
+        let task = Box::new(new.into_task(&self.maker(), now)?);
+        Ok(Prepared { task, on_duplicate, held: false })
     }
 
     fn prepare_all(&self, new: Vec<NewTask>, now: Timestamp) -> Result<Vec<Prepared>> {

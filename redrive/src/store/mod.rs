@@ -14,8 +14,10 @@
 //! | `task`, `dead`, `archive` | looking at tasks and what people do to them |
 //! | `method` | what waits of each method, and which are paused |
 //! | `node`, `lock` | nodes, fences, named locks |
+//! | `notice` | what people are to be told of, and how that goes |
 //! | `wake` | wake-ups between processes |
 //! | `explain` | the plans of the hot statements |
+//! | `faults` | faults on purpose, for tests |
 
 mod archive;
 mod claimed;
@@ -23,12 +25,14 @@ mod connect;
 mod db;
 mod dead;
 mod explain;
+mod faults;
 mod hot;
 mod insert;
 mod key;
 mod lock;
 mod method;
 mod node;
+mod notice;
 mod pool;
 mod retry;
 mod row;
@@ -43,11 +47,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use crate::clock::Timestamp;
+use crate::crypt::Keyring;
 use crate::error::Result;
-use crate::id::IdMaker;
+use crate::id::{IdMaker, TaskId};
+use crate::new_task::Maker;
 
 pub use archive::{ArchiveFilter, Archived, EndedAs};
 pub use db::{Connection, Dialect, Tx};
+pub use faults::{Fault, Faults};
 pub use dead::{DeadFilter, DeadTask, Redriven};
 pub use hot::{Claimed, Due, Slice};
 pub(crate) use insert::Callers;
@@ -55,6 +62,7 @@ pub use insert::{Enqueued, Prepared};
 pub use lock::Lock;
 pub use method::{LaneDepth, MOST_COUNTED, Paused};
 pub use node::{Node, NodeSeen, Registration};
+pub use notice::{ChannelState, Notice};
 pub use pool::StoreOptions;
 pub use settle::{Kept, Settle, Settled};
 pub use task::{Cancelled, TaskFilter};
@@ -177,6 +185,19 @@ impl Store {
 
     fn turns(&self) -> &Turns {
         &self.0.turns
+    }
+
+    /// A new id in this shard, or in any.
+    pub(crate) fn new_id(&self, shard: Option<u8>, now: Timestamp) -> TaskId {
+        self.ids().next(shard.unwrap_or_else(|| self.ids().any_shard()), now)
+    }
+
+    pub(crate) fn keyring(&self) -> Option<&Keyring> {
+        self.options().keyring.as_ref()
+    }
+
+    fn maker(&self) -> Maker<'_> {
+        Maker { ids: self.ids(), max_params: self.options().max_params, keyring: self.keyring() }
     }
 
     fn ids(&self) -> &IdMaker {

@@ -18,9 +18,11 @@ use sqlx::ConnectOptions as _;
 use sqlx::pool::PoolConnection;
 
 use crate::clock::Stopwatch;
+use crate::crypt::Keyring;
 use crate::error::{Error, Fault, Result};
 
 use super::connect::{insert_share, is_memory};
+use super::faults::{Fault as Planned, Faults, lost};
 use super::db::{Connection, Dialect, Tx, database_error, each, fault, query};
 use super::retry::{Lease, Scope, Tries};
 use super::url::Url;
@@ -37,6 +39,10 @@ pub struct StoreOptions {
     pub retry_for: Duration,
     /// Most bytes of a task's params. Default: 1 MiB.
     pub max_params: usize,
+    /// The keys for params that are encrypted. Default: none.
+    pub keyring: Option<Keyring>,
+    /// Faults on purpose, for tests. Default: none.
+    pub faults: Option<Faults>,
     /// Whether the schema is created or brought up to date. Default: yes.
     pub migrate: bool,
 }
@@ -48,6 +54,8 @@ impl Default for StoreOptions {
             connect_timeout: Duration::from_secs(5),
             retry_for: Duration::from_secs(10),
             max_params: crate::task::limits::PARAMS,
+            keyring: None,
+            faults: None,
             migrate: true,
         }
     }
@@ -248,12 +256,16 @@ impl Pools {
 
     /// A connection, in a transaction if asked: for [`retrying`].
     pub(super) async fn lease(&self, wanted: Use, scope: Scope) -> sqlx::Result<Lease> {
+        let fault = match &self.options.faults {
+            Some(faults) => faults.before(wanted).await?,
+            None => None,
+        };
         let kept = self.kept(wanted).and_then(|kept| lock(kept).take());
         let pooled = match kept {
             Some(pooled) => pooled,
             None => self.acquire(wanted).await?,
         };
-        let mut lease = Lease { pooled: Some(pooled), in_transaction: false };
+        let mut lease = Lease { pooled: Some(pooled), in_transaction: false, fault };
         if scope == Scope::Transaction {
             lease.in_transaction = true;
             let begin = if self.dialect() == Dialect::Sqlite { "BEGIN IMMEDIATE" } else { "START TRANSACTION" };
@@ -267,7 +279,10 @@ impl Pools {
 
     /// Ends what was done on a connection, and keeps it for the next.
     pub(super) async fn give_back<T>(&self, mut lease: Lease, wanted: Use, result: sqlx::Result<T>) -> sqlx::Result<T> {
-        let result = lease.end(result).await;
+        let result = match lease.fault {
+            Some(Planned::Disconnect) => lease.end(Err(lost())).await,
+            _ => lease.end(result).await,
+        };
         if lease.in_transaction {
             return result; // dropping it discards it
         }
@@ -277,7 +292,7 @@ impl Pools {
         } else if let Some(kept) = self.kept(wanted) {
             lock(kept).get_or_insert(pooled);
         }
-        result
+        if lease.fault == Some(Planned::FailAfterCommit) { result.and(Err(lost())) } else { result }
     }
 
     /// Where a connection is kept between two uses. A pool tests each one that is returned to it, which costs a round trip

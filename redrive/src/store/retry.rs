@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::clock::{Stopwatch, pause};
 
 use super::db::Connection;
+use super::faults::Fault;
 use super::pool::{Pooled, loses_connection};
 
 /// How far an operation reaches.
@@ -21,6 +22,8 @@ pub(super) struct Lease {
     /// `None` only when it has been given back.
     pub(super) pooled: Option<Pooled>,
     pub(super) in_transaction: bool,
+    /// What goes wrong at its end, on purpose.
+    pub(super) fault: Option<Fault>,
 }
 
 impl Lease {

@@ -16,7 +16,7 @@ use super::pool::{Pools, Use};
 use super::retry::{Scope, retrying};
 
 /// The schema that this binary knows.
-pub(super) const VERSION: i64 = 1;
+pub(super) const VERSION: i64 = 2;
 /// The oldest schema version whose binaries can work on [`VERSION`].
 const COMPATIBLE_WITH: i64 = 1;
 
@@ -24,7 +24,8 @@ const COMPATIBLE_WITH: i64 = 1;
 pub(super) const TASK_TABLE: &str = "retry_task";
 
 /// One step from a version to the next.
-const MIGRATIONS: [&str; VERSION as usize] = [include_str!("../../migrations/0001_base.sql")];
+const MIGRATIONS: [&str; VERSION as usize] =
+    [include_str!("../../migrations/0001_base.sql"), include_str!("../../migrations/0002_notice.sql")];
 
 /// Brings the schema up to date, or says why that cannot be.
 pub(super) async fn migrate(pools: &Pools) -> Result<()> {

@@ -12,6 +12,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use crate::callback::callback;
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::id::{IdMap, IdSet, TaskId};
@@ -25,6 +26,7 @@ use super::archive::{self, EndedAs};
 use super::db::{Connection, Dialect, Query, Value, query};
 use super::hot::{Slice, Wanted, read_slices};
 use super::key::Keys;
+use super::notice;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{
@@ -55,9 +57,17 @@ pub struct Kept {
 }
 
 impl Settle {
-    /// A change without follow-ups.
+    /// A change, with the callback that it asks for.
     pub fn new(task: impl Into<Arc<Task>>, change: Change) -> Self {
-        Self { task: task.into(), change, follow_ups: Vec::new(), keep: None }
+        Self::with_result(task, change, None)
+    }
+
+    /// The same for a task that is done, with its result (JSON), which its callback and the archive are told.
+    pub fn with_result(task: impl Into<Arc<Task>>, change: Change, result: Option<String>) -> Self {
+        let task = task.into();
+        let follow_ups = callback(&task, &change, result.as_deref());
+        let keep = (change.to == To::Done && task.policy.keep).then_some(Kept { result });
+        Self { task, change, follow_ups, keep }
     }
 
     /// Whether the row just goes: nothing is written elsewhere.
@@ -221,10 +231,14 @@ impl Store {
     async fn put_back(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<IdMap<To>> {
         let doing = describe("putting back", settles);
         let after: Vec<Task> = settles.iter().map(|s| s.task.after(&s.change, now)).collect();
-        // MySQL has to look which they were, before others can change them.
-        let scope = if self.dialect() == Dialect::MySql { Scope::Transaction } else { Scope::Statement };
+        let telling: Vec<_> = settles.iter().zip(&after).filter(|(s, _)| s.change.notice).map(|(_, t)| (t, None)).collect();
+        // MySQL has to look which they were, before others can change them; notices are written with them.
+        let alone = self.dialect() != Dialect::MySql && telling.is_empty();
+        let scope = if alone { Scope::Statement } else { Scope::Transaction };
         let back = retrying!(self.pools(), Use::Write, scope, doing, |c, tried| {
             let mut back = put_back_once(c, settles, &after, hold, now).await?;
+            let telling: Vec<_> = telling.iter().copied().filter(|(task, _)| back.contains(&task.id)).collect();
+            notice::write(c, &telling, now).await?;
             if back.len() < settles.len() && tried > 0 {
                 back.extend(put_back_already(c, settles, hold).await?);
             }
@@ -264,7 +278,8 @@ impl Store {
             let ours = survivors(c, settles, hold, true).await?;
             let leaving: Vec<&Settle> = settles.iter().copied().filter(|s| ours.contains_key(&s.task.id)).collect();
             let gone: IdSet = leaving.iter().map(|s| s.task.id).collect();
-            write_where_they_go(c, &leaving, now).await?;
+            let told = notice::write_leaving(c, &leaving, now).await?;
+            write_where_they_go(c, &leaving, &told, now).await?;
             delete_ids(c, TASK_TABLE, &gone).await?;
             Keys::of(leaving.iter().copied()).end(c, &gone, now).await?;
             for s in &leaving {
@@ -280,10 +295,44 @@ impl Store {
         })
     }
 
+    /// Writes down a first try that ended before there was a row: where it goes, and the callback that it asks for. One that
+    /// no retry can mend goes to the archive: its caller has been told.
+    pub(crate) async fn write_first_try(
+        &self,
+        task: Task,
+        change: Change,
+        result: Option<String>,
+        now: Timestamp,
+    ) -> Result<()> {
+        let doing = format!("writing down the first try of task {}", task.id);
+        let rejected = matches!(change.to, To::Dead(DeadReason::Rejected) | To::Dropped(DeadReason::Rejected));
+        let settle = Settle::with_result(task, change, result);
+        let follow_ups = if rejected { IdMap::default() } else { self.follow_up_tasks(&[&settle], now)? };
+        retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, tried| {
+            let ids = [settle.task.id];
+            if tried > 0 && written_already(c, &settle, &follow_ups).await? {
+                return Ok(());
+            }
+            if rejected {
+                let task = settle.task.after(&settle.change, now);
+                let entry = archive::Entry::new(task, EndedAs::Rejected);
+                let reason = Some(DeadReason::Rejected);
+                archive::insert(c, &[archive::Entry { dead_reason: reason, ..entry }], now).await?;
+            } else {
+                write_where_they_go(c, &[&settle], &IdMap::default(), now).await?;
+            }
+            notice::write_new(c, &[&settle], now).await?;
+            for tasks in ids.iter().filter_map(|id| follow_ups.get(id)) {
+                super::insert::insert_follow_ups(c, tasks, now).await?;
+            }
+            Ok(())
+        })
+    }
+
     fn follow_up_tasks(&self, settles: &[&Settle], now: Timestamp) -> Result<IdMap<Vec<Task>>> {
         let mut all = IdMap::default();
         for s in settles.iter().filter(|s| !s.follow_ups.is_empty()) {
-            let made = s.follow_ups.iter().map(|new| new.clone().into_task(self.ids(), now, self.options().max_params));
+            let made = s.follow_ups.iter().map(|new| new.clone().into_task(&self.maker(), now));
             all.insert(s.task.id, made.collect::<Result<Vec<_>>>()?);
         }
         Ok(all)
@@ -526,11 +575,34 @@ async fn moved_already(c: &mut Connection<'_>, settles: &[&Settle]) -> sqlx::Res
     Ok(settles.iter().filter(|s| moved.contains(&s.task.id)).map(|s| (s.task.id, s.change.to)).collect())
 }
 
-async fn write_where_they_go(c: &mut Connection<'_>, leaving: &[&Settle], now: Timestamp) -> sqlx::Result<()> {
+/// Whether an earlier try, whose answer was lost, has written this down.
+async fn written_already(
+    c: &mut Connection<'_>,
+    settle: &Settle,
+    follow_ups: &IdMap<Vec<Task>>,
+) -> sqlx::Result<bool> {
+    let ids = [settle.task.id];
+    let called_back: Vec<TaskId> = follow_ups.values().flatten().map(|task| task.id).collect();
+    for (table, ids) in [("retry_dead", &ids[..]), ("retry_archive", &ids), (TASK_TABLE, &called_back)] {
+        if !ids.is_empty() && !super::task::existing_ids(c, table, ids).await?.is_empty() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// `told`: of which of them people were told since they were claimed, and when.
+async fn write_where_they_go(
+    c: &mut Connection<'_>,
+    leaving: &[&Settle],
+    told: &IdMap<Timestamp>,
+    now: Timestamp,
+) -> sqlx::Result<()> {
     let mut dead = Vec::new();
     let mut archived = Vec::new();
     for s in leaving {
-        let task = s.task.after(&s.change, now);
+        let mut task = s.task.after(&s.change, now);
+        task.notified_at = task.notified_at.or(told.get(&task.id).copied());
         match s.change.to {
             To::Dead(reason) => dead.push((task, reason)),
             To::Cancelled => archived.push(archive::Entry::new(task, EndedAs::Cancelled)),

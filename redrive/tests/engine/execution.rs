@@ -50,18 +50,18 @@ fn quick() -> Policy {
 /// An engine whose handler of `m` does what `f` says; its calls arrive in the channel.
 async fn engine<F, Fut>(db: &Db, f: F) -> (Engine, mpsc::UnboundedReceiver<u64>)
 where
-    F: Fn(Context, u64) -> Fut + Send + Sync + 'static,
+    F: Fn(Context<'static>, u64) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<(), Verdict>> + Send + 'static,
 {
     let (called, calls) = mpsc::unbounded_channel();
-    let handler = move |cx: Context, n: u64| {
+    let handler = move |cx: Context<'static>, n: u64| {
         _ = called.send(n);
         f(cx, n)
     };
     (Engine::builder(db.store.clone()).config(config()).register("m", handler).start().await.unwrap(), calls)
 }
 
-async fn ok(_: Context, _: u64) -> Result<(), Verdict> {
+async fn ok(_: Context<'_>, _: u64) -> Result<(), Verdict> {
     Ok(())
 }
 
@@ -143,7 +143,7 @@ async fn params_that_cannot_be_read_are_dead_at_once(db: Db) {
 }
 
 async fn handlers_may_snooze_cancel_and_give_up(db: Db) {
-    let handler = async |cx: Context, n| match (n, cx.task().postponements) {
+    let handler = async |cx: Context, n| match (n, cx.task().unwrap().postponements) {
         (1, 0..3) => Err(Verdict::Snooze(Duration::from_millis(5))),
         (2, _) => Err(Verdict::Cancel),
         (3, _) => Err(Verdict::fatal("no use")),
@@ -213,7 +213,7 @@ async fn timers_closer_than_a_scan_reads_run_at_their_time(db: Db) {
         db.store.insert(batch.collect(), now).await.unwrap();
     }
     let (called, mut calls) = mpsc::unbounded_channel();
-    let handler = move |cx: Context, n: u64| {
+    let handler = move |cx: Context<'static>, n: u64| {
         _ = called.send(n);
         ok(cx, n)
     };
@@ -336,7 +336,7 @@ async fn a_method_has_no_more_at_once_than_its_limit(db: Db) {
     let options = MethodOptions::default().concurrency(3);
     let engine =
         Engine::builder(db.store.clone()).config(config()).register_with("m", options, handler).start().await.unwrap();
-    engine.enqueue_many((0..100).map(new).collect()).await.unwrap();
+    engine.enqueue_many((0..100).map(new)).await.unwrap();
     for _ in 0..100 {
         calls.recv().await.unwrap();
     }

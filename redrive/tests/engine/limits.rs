@@ -28,7 +28,7 @@ fn config() -> EngineConfig {
 
 async fn started<F, Fut>(db: &Db, options: MethodOptions, f: F) -> Engine
 where
-    F: Fn(Context, u64) -> Fut + Send + Sync + 'static,
+    F: Fn(Context<'static>, u64) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<(), Verdict>> + Send + 'static,
 {
     let engine = Engine::builder(db.another().await).config(config()).register_with("m", options, f);
@@ -43,10 +43,10 @@ async fn a_business_id_has_no_more_at_once_than_its_limit(db: Db) {
     let running: Arc<Mutex<HashMap<String, (u32, u32)>>> = Arc::default();
     let (called, mut calls) = mpsc::unbounded_channel();
     let seen = running.clone();
-    let handler = move |cx: Context, n: u64| {
+    let handler = move |cx: Context<'static>, n: u64| {
         let (seen, called) = (seen.clone(), called.clone());
         async move {
-            let business = cx.task().business.clone().unwrap().id;
+            let business = cx.task().unwrap().business.clone().unwrap().id;
             {
                 let mut seen = seen.lock().unwrap();
                 let (now, most) = seen.entry(business.clone()).or_default();
@@ -76,10 +76,10 @@ async fn a_crowd_of_one_business_id_does_not_delay_another(db: Db) {
     let (called, mut calls) = mpsc::unbounded_channel();
     let gate = Arc::new(Semaphore::new(0));
     let wait = gate.clone();
-    let handler = move |cx: Context, n: u64| {
+    let handler = move |cx: Context<'static>, n: u64| {
         let (called, wait) = (called.clone(), wait.clone());
         async move {
-            if cx.task().business.as_ref().is_some_and(|b| b.id == "crowd") {
+            if cx.task().unwrap().business.as_ref().is_some_and(|b| b.id == "crowd") {
                 _ = wait.acquire().await;
             }
             _ = called.send(n);
@@ -118,7 +118,7 @@ async fn a_method_starts_no_faster_than_its_rate(db: Db) {
     };
     let started_at = db.store.now().await.unwrap();
     let engine = started(&db, MethodOptions::default().rate(20, Duration::from_millis(500)), handler).await;
-    engine.enqueue_many((0..60).map(new).collect()).await.unwrap();
+    engine.enqueue_many((0..60).map(new)).await.unwrap();
     for _ in 0..60 {
         calls.recv().await.unwrap();
     }

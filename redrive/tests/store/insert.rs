@@ -44,6 +44,9 @@ async fn every_field_survives_the_database(db: Db) {
         success_if: Some("result.code == 200".into()),
         on_exhausted: OnExhausted::Escalate,
         notify: Some(Notify::Failures(3)),
+        on_success: Some("paid".into()),
+        on_final_failure: Some("refund".into()),
+        keep: true,
         max_crashes: 2,
         on_crash: OnCrash::Dead,
     };

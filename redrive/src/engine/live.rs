@@ -1,0 +1,221 @@
+//! Settings of a running engine: what holds now, and how it changes.
+//!
+//! *State.* The settings that hold; and what the program said on the [`Builder`], which wins over the file: where its config
+//! or defaults are not as they are built in, and the limits of methods that it named.
+//!
+//! *Invariants.* Only valid settings are applied, as a whole. What cannot change while running keeps its value, and whoever
+//! changed it is told.
+//!
+//! *Failure.* A file that cannot be read or is wrong changes nothing: the last good settings hold, and what is wrong is
+//! logged, once.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::clock::pause;
+use crate::error::Result;
+use crate::settings::{Defaults, Settings, Watcher};
+use crate::task::Lane;
+
+use super::handler::{Handler, MethodOptions};
+use super::{Builder, Engine, EngineConfig, Shared};
+
+/// How often the file is looked at; sooner when it has just changed, to see that it is whole.
+const LOOK: Duration = Duration::from_secs(2);
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Live {
+    settings: RwLock<Arc<Settings>>,
+    said: Said,
+}
+
+/// What the program said on the builder.
+#[derive(Debug)]
+struct Said {
+    config: EngineConfig,
+    defaults: Defaults,
+    /// Methods whose limits it gave.
+    limits: HashSet<String>,
+}
+
+impl Live {
+    fn settings(&self) -> Arc<Settings> {
+        self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The limits of a method: the program's, and over them the settings', unless the builder gave them.
+    pub(super) fn limits_of(&self, handler: &Handler) -> MethodOptions {
+        let settings = self.settings();
+        let ours = settings.methods.get(&handler.method).filter(|_| !self.said.limits.contains(&handler.method));
+        ours.map_or_else(|| handler.options.clone(), |method| method.limits_over(&handler.options))
+    }
+}
+
+impl Said {
+    /// These settings, with what the program said on top.
+    fn over(&self, mut settings: Settings) -> Settings {
+        settings.engine = laid_over(&self.config, &settings.engine);
+        self.defaults.over(&mut settings);
+        settings
+    }
+}
+
+/// A config with the fields of another that are not as they are built in.
+fn laid_over(upper: &EngineConfig, lower: &EngineConfig) -> EngineConfig {
+    let fields = |config: &EngineConfig| match serde_json::to_value(config) {
+        Ok(Value::Object(fields)) => fields,
+        _ => serde_json::Map::new(),
+    };
+    let (mut all, built_in) = (fields(lower), fields(&EngineConfig::default()));
+    all.extend(fields(upper).into_iter().filter(|(name, value)| built_in.get(name) != Some(value)));
+    serde_json::from_value(all.into()).unwrap_or_else(|_| upper.clone())
+}
+
+impl Builder {
+    /// With these settings. What [`config`](Self::config) and [`defaults`](Self::defaults) have otherwise than it is built in
+    /// wins over them, and so does [`limit`](Self::limit).
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// With the settings of this file and of the environment, now and whenever the file changes. They take the place of
+    /// [`settings`](Self::settings). A change that is not valid is logged and changes nothing; what cannot change while
+    /// running is named in a warning.
+    pub fn watch(mut self, path: impl Into<PathBuf>) -> Self {
+        self.watch = Some(path.into());
+        self
+    }
+
+    /// The settings to begin with; config and defaults become what they say.
+    pub(super) fn resolve(&mut self) -> Result<(Live, Option<Watcher>)> {
+        let (watcher, settings) = match self.watch.take() {
+            Some(path) => Watcher::open(path).map(|(watcher, settings)| (Some(watcher), settings))?,
+            None => (None, std::mem::take(&mut self.settings)),
+        };
+        let limits = self.limits.keys().cloned().collect();
+        let said = Said { config: self.config.clone(), defaults: self.defaults.clone(), limits };
+        let settings = said.over(settings);
+        settings.validate()?;
+        (self.config, self.defaults) = (settings.engine.clone(), settings.to_defaults());
+        Ok((Live { settings: RwLock::new(Arc::new(settings)), said }, watcher))
+    }
+}
+
+impl Engine {
+    /// The settings that hold now.
+    pub fn settings(&self) -> Arc<Settings> {
+        self.0.settings()
+    }
+
+    /// Applies other settings, if they are valid, and gives the fields that keep their value until the next start. If a file
+    /// is watched, its next change takes their place.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redrive::Result<()> {
+    /// use redrive::{Engine, Store};
+    ///
+    /// let engine = Engine::builder(Store::open("sqlite::memory:").await?).start().await?;
+    /// let mut settings = (*engine.settings()).clone();
+    /// settings.defaults.set("max_attempts", 5)?;
+    /// settings.engine.concurrency = 7;
+    /// assert_eq!(engine.apply_settings(settings)?, ["engine.concurrency"]);
+    /// assert_eq!(engine.defaults().policy.max_attempts, Some(5));
+    /// # engine.stop().await;
+    /// # Ok(()) }
+    /// ```
+    pub fn apply_settings(&self, settings: Settings) -> Result<Vec<String>> {
+        self.0.apply(settings)
+    }
+}
+
+impl Shared {
+    pub(super) fn settings(&self) -> Arc<Settings> {
+        self.live.settings()
+    }
+
+    fn apply(&self, new: Settings) -> Result<Vec<String>> {
+        new.validate()?;
+        let mut current = self.live.settings.write().unwrap_or_else(PoisonError::into_inner);
+        let (held, mut waiting) = current.followed_by(new);
+        *self.defaults.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(held.to_defaults());
+        *current = Arc::new(held);
+        drop(current);
+        waiting.extend(self.apply_limits());
+        self.wake.scanner.notify_one(); // it may be waiting for a longer interval
+        Ok(waiting)
+    }
+
+    /// Limits of methods. Gives the fields that wait for the next start.
+    fn apply_limits(&self) -> Vec<String> {
+        let now = self.clock.now();
+        let mut wanted: Vec<_> = self.handlers.values().map(|h| (&h.method, self.live.limits_of(h))).collect();
+        wanted.sort_by_key(|(method, _)| *method);
+        let mut waiting = self.waiting();
+        let mut limits = self.limits();
+        wanted.retain(|(method, options)| !limits.change(Lane::of(method), options.clone(), now));
+        waiting.deep.retain(|lane| !limits.is_tight(*lane)); // from now on its tasks are looked at one by one
+        waiting.ready.unpark_all();
+        self.wake.claimer.notify_one();
+        wanted.into_iter().map(|(method, _)| format!("methods.{method}.per_business")).collect()
+    }
+
+    /// Takes over what the file says, or says why not.
+    fn follow(&self, watcher: &Watcher, told: Result<Settings>) {
+        let file = watcher.path().display();
+        let before = self.settings();
+        match told.and_then(|new| self.apply(self.live.said.over(new))) {
+            Err(e) => tracing::error!(%file, problems = %e, "the settings have changed and are not valid; the last good ones hold"),
+            Ok(waiting) => {
+                let changed = before.differences(&self.settings()).join(", ");
+                tracing::info!(%file, changed, "settings applied");
+                if !waiting.is_empty() {
+                    tracing::warn!(%file, fields = waiting.join(", "), "these settings have changed; restart to apply them");
+                }
+            }
+        }
+    }
+}
+
+/// Watches the file.
+pub(super) async fn run(shared: Arc<Shared>, mut watcher: Watcher) {
+    loop {
+        tokio::select! {
+            () = pause(if watcher.is_settling() { LOOK_AGAIN } else { LOOK }) => {}
+            () = shared.stopping.cancelled() => return,
+        }
+        // A file may be far away: reading it must not hold up what else runs on this thread.
+        let look = tokio::task::spawn_blocking(move || {
+            let told = watcher.changed();
+            (watcher, told)
+        });
+        let Ok((back, told)) = look.await else { return };
+        watcher = back;
+        if let Some(told) = told {
+            shared.follow(&watcher, told);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_that_the_program_set_win_over_the_file() {
+        let mut code = EngineConfig::default();
+        code.concurrency = 7;
+        let mut file = EngineConfig::default();
+        (file.concurrency, file.scan_interval) = (9, Duration::from_millis(300));
+        let both = laid_over(&code, &file);
+        assert_eq!((both.concurrency, both.scan_interval), (7, Duration::from_millis(300)));
+        assert_eq!(laid_over(&EngineConfig::default(), &file), file);
+        assert_eq!(laid_over(&code, &EngineConfig::default()), code);
+    }
+}

@@ -1,0 +1,317 @@
+//! Telling people that tasks keep failing: by mail, by webhook, in a few messages however many tasks there are.
+//!
+//! A policy says when people are to be told of a task ([`Policy::notify`](crate::Policy::notify)); that is decided with
+//! each failure, and done here.
+//!
+//! *State.* `redrive_notice` has one row for each task that people are to be told of: written in the transaction that
+//! settles the failed attempt. Its `sent_to` names the channels that have it. `redrive_channel` has one row for each
+//! channel: when it may be used next, how often it failed in a row, its last error.
+//!
+//! *Invariants.* There is one notice for a task at the most, and none once `notified_at` is set. One node sends at a time,
+//! by a lock. A round sends to each channel that may be used one message about everything that it has not got yet, and
+//! then, in one transaction, notes that. A notice that all channels have is deleted and its task marked, wherever that
+//! is. A channel is used once in `digest_interval` at the most; the first message goes at once.
+//!
+//! *Failure.* A channel that fails is tried again after 5 s, 10 s … up to 10 min; its notices stay, and others do not wait
+//! for it or get anything twice. A node that dies between sending and noting leaves a message that will be sent again: a
+//! message is sent at least once, and exactly once if nobody dies in that moment. A task that succeeds, is cancelled or
+//! dies meanwhile is still told of.
+
+mod mail;
+mod message;
+mod secret;
+mod webhook;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::backoff::Backoff;
+use crate::clock::{Clock, Timestamp};
+use crate::duration;
+use crate::error::{Problems, Result};
+use crate::id::TaskId;
+use crate::store::{ChannelState, Notice, Store};
+use crate::task::storable;
+
+pub use mail::{Encryption, Mail};
+pub use message::Message;
+pub use secret::Secret;
+pub use webhook::{Format, Webhook};
+
+/// How people are told that tasks keep failing.
+///
+/// ```
+/// use redrive::notify::NotifyConfig;
+///
+/// let config: NotifyConfig = serde_json::from_str(
+///     r#"{
+///         "digest_interval": "5m",
+///         "channels": {
+///             "ops": {"type": "mail", "host": "smtp.example.org", "from": "redrive@example.org", "to": ["ops@example.org"]},
+///             "chat": {"type": "webhook", "format": "slack", "url": "https://hooks.slack.com/services/T/B/x"}
+///         }
+///     }"#,
+/// )?;
+/// config.validate().unwrap();
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct NotifyConfig {
+    /// How long a channel is left alone after a message: what comes meanwhile is in the next one. Default: 1 min.
+    #[serde(with = "duration")]
+    pub digest_interval: Duration,
+    /// The channels by name; each gets every notice. The name is how a channel is known: under another name it is another
+    /// one. All nodes should have the same. Default: none, at least one must be given.
+    pub channels: BTreeMap<String, Channel>,
+}
+
+/// A way to reach people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Channel {
+    /// By mail.
+    Mail(Mail),
+    /// By a POST to an address.
+    Webhook(Webhook),
+}
+
+/// Why a message could not be sent: for people, without secrets.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NotifyError(String);
+
+const MOST_CHANNELS: usize = 16;
+const LONGEST_NAME: usize = 50;
+/// What a channel may be given for one message: the lock is held for it.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// How much of an error is kept.
+const LONGEST_ERROR: usize = 500;
+/// Notices in one message. What is more is in the next.
+const MOST_NOTICES: u32 = 20_000;
+/// The lock's name.
+const LOCK: &str = "notices";
+
+impl Default for NotifyConfig {
+    fn default() -> Self {
+        Self { digest_interval: Duration::from_secs(60), channels: BTreeMap::new() }
+    }
+}
+
+impl NotifyConfig {
+    /// Whether these values make sense; if not, all that is wrong with them.
+    pub fn validate(&self) -> Result<()> {
+        self.problems().into_result()
+    }
+
+    pub(crate) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        duration::check(self.digest_interval, "digest_interval", &mut problems);
+        problems.require((1..=MOST_CHANNELS).contains(&self.channels.len()), "channels", || {
+            format!("must be from 1 to {MOST_CHANNELS}, are {}", self.channels.len())
+        });
+        for (name, channel) in &self.channels {
+            let mut inner = Problems::default();
+            inner.require(is_name(name), "name", || {
+                format!("must be from 1 to {LONGEST_NAME} of a to z, 0 to 9 and -, is {name:?}")
+            });
+            channel.check(&mut inner);
+            problems.nest(&format!("channels.{name}"), inner);
+        }
+        problems
+    }
+
+    /// Sends a test message to every channel, at once and whatever waits; what came of each.
+    pub async fn send_test(&self) -> Vec<(String, std::result::Result<(), NotifyError>)> {
+        let mut results = Vec::with_capacity(self.channels.len());
+        for (name, channel) in &self.channels {
+            let sent = channel.send(&Message::test(name), Clock::system().now()).await;
+            results.push((name.clone(), sent));
+        }
+        results
+    }
+
+    /// How long a round may take: the lock is taken for that, so that another node takes over only from a dead one.
+    fn longest_round(&self) -> Duration {
+        let sending: Duration = self.channels.values().map(Channel::timeout).sum();
+        sending + Duration::from_secs(60)
+    }
+}
+
+/// Names go into `sent_to` and into patterns over it.
+fn is_name(name: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    (1..=LONGEST_NAME).contains(&name.len()) && name.chars().all(allowed)
+}
+
+fn check_timeout(timeout: Duration, problems: &mut Problems) {
+    duration::check(timeout, "timeout", problems);
+    problems.require(timeout <= LONGEST_TIMEOUT, "timeout", || "must be at most 1m".into());
+}
+
+impl Channel {
+    fn check(&self, problems: &mut Problems) {
+        match self {
+            Self::Mail(mail) => mail.check(problems),
+            Self::Webhook(webhook) => webhook.check(problems),
+        }
+    }
+
+    fn timeout(&self) -> Duration {
+        match self {
+            Self::Mail(mail) => mail.timeout,
+            Self::Webhook(webhook) => webhook.timeout,
+        }
+    }
+
+    /// Where it goes, without secrets.
+    fn target(&self) -> String {
+        match self {
+            Self::Mail(mail) => mail.target(),
+            Self::Webhook(webhook) => webhook.target(),
+        }
+    }
+
+    /// Sends a message. `now` is what signatures are made with.
+    pub async fn send(&self, message: &Message, now: Timestamp) -> std::result::Result<(), NotifyError> {
+        match self {
+            Self::Mail(mail) => mail.send(message).await,
+            Self::Webhook(webhook) => webhook.send(message, now).await,
+        }
+    }
+}
+
+impl NotifyError {
+    fn new(why: impl AsRef<str>) -> Self {
+        Self(storable(why.as_ref(), LONGEST_ERROR))
+    }
+}
+
+/// An error and what it came from, in one line.
+fn with_causes(e: &dyn std::error::Error) -> String {
+    let mut said = e.to_string();
+    let mut cause = e.source();
+    while let Some(e) = cause {
+        let why = e.to_string();
+        if !said.contains(&why) {
+            said = format!("{said}: {why}");
+        }
+        cause = e.source();
+    }
+    said
+}
+
+/// Sends what waits. The engine has one; it can also be used by itself.
+#[derive(Clone, Debug)]
+pub struct Notifier {
+    store: Store,
+    config: NotifyConfig,
+}
+
+/// What one round did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Round {
+    /// Messages that were sent.
+    pub sent: u32,
+    /// Messages that could not be sent.
+    pub failed: u32,
+}
+
+impl Notifier {
+    /// On this store, with these channels.
+    pub fn new(store: Store, config: NotifyConfig) -> Result<Self> {
+        config.validate()?;
+        Ok(Self { store, config })
+    }
+
+    /// Sends one message to each channel that may be used and has not got everything; nothing if another holds the lock.
+    /// `me` is who takes the lock: different for each process.
+    pub async fn run_once(&self, me: &str, now: Timestamp) -> Result<Round> {
+        if !self.store.has_notices().await? {
+            return Ok(Round::default());
+        }
+        let Some(lock) = self.store.lock(LOCK, me, self.config.longest_round(), now).await? else {
+            return Ok(Round::default());
+        };
+        let round = self.round(now).await;
+        self.store.unlock(&lock).await?;
+        round
+    }
+
+    async fn round(&self, now: Timestamp) -> Result<Round> {
+        self.finish_rest(now).await?;
+        let states = self.store.channel_states().await?;
+        let mut round = Round::default();
+        for (name, channel) in &self.config.channels {
+            let state = states.iter().find(|state| state.name == *name);
+            if state.is_some_and(|state| state.next_at > now) {
+                continue;
+            }
+            match self.tell(name, channel, state, now).await? {
+                Some(true) => round.sent += 1,
+                Some(false) => round.failed += 1,
+                None => {}
+            }
+        }
+        Ok(round)
+    }
+
+    /// What all channels have already, since one that did not was taken out of the settings.
+    async fn finish_rest(&self, now: Timestamp) -> Result<()> {
+        let channels: Vec<&str> = self.config.channels.keys().map(String::as_str).collect();
+        let finished = self.store.notices_sent_to_all(&channels, MOST_NOTICES).await?;
+        if finished.is_empty() { Ok(()) } else { self.store.finish_notices(&finished, now).await }
+    }
+
+    /// Whether a message was sent, if there was one to send.
+    async fn tell(
+        &self,
+        name: &str,
+        channel: &Channel,
+        state: Option<&ChannelState>,
+        now: Timestamp,
+    ) -> Result<Option<bool>> {
+        let notices = self.store.notices_for(name, MOST_NOTICES).await?;
+        if notices.is_empty() {
+            return Ok(None);
+        }
+        match channel.send(&message::digest(&notices), now).await {
+            Ok(()) => {
+                metrics::counter!("redrive_notices_sent", "channel" => name.to_owned()).increment(notices.len() as u64);
+                let (finished, partly) = self.split(name, &notices);
+                let next = now + self.config.digest_interval;
+                self.store.note_sent(name, &finished, &partly, next, now).await?;
+                Ok(Some(true))
+            }
+            Err(e) => {
+                let tries = state.map_or(0, |state| state.tries).saturating_add(1);
+                let next = now + backoff(tries);
+                metrics::counter!("redrive_notices_failed", "channel" => name.to_owned()).increment(1);
+                tracing::warn!(
+                    channel = name, target = channel.target(), notices = notices.len(), tries, next = %next, error = %e,
+                    "people could not be told; trying again"
+                );
+                self.store.note_not_sent(name, &e.to_string(), tries, next, now).await?;
+                Ok(Some(false))
+            }
+        }
+    }
+
+    /// Those that every channel has now, and the others.
+    fn split(&self, now_sent: &str, notices: &[Notice]) -> (Vec<TaskId>, Vec<TaskId>) {
+        let has_all = |notice: &&Notice| {
+            self.config.channels.keys().all(|name| name == now_sent || notice.sent_to.contains(name))
+        };
+        let (finished, partly): (Vec<&Notice>, Vec<&Notice>) = notices.iter().partition(has_all);
+        let ids = |notices: Vec<&Notice>| notices.iter().map(|notice| notice.task_id).collect();
+        (ids(finished), ids(partly))
+    }
+}
+
+/// How long a channel rests after it has failed so many times in a row.
+fn backoff(tries: u32) -> Duration {
+    Backoff::exponential(Duration::from_secs(5), 2.0, Duration::from_secs(600)).delay(tries)
+}

@@ -1,0 +1,141 @@
+//! Callbacks are tasks of their own, written with the end that they tell of.
+
+use std::time::Duration;
+
+use redrive::store::EndedAs;
+use redrive::{Context, FinalFailure, GivenUp, Persist, Policy, Succeeded, Verdict};
+use tokio::sync::mpsc;
+
+use crate::harness::{Db, stores};
+use crate::pay::{Answer, Pay, Receipt, Shop, deferred, pay, quick, slow};
+
+stores!(
+    source_2_on_success_is_called_with_the_result,
+    source_2_on_final_failure_is_called_with_what_happened,
+    on_success_is_called_after_a_first_try_too,
+    every_final_failure_calls_back,
+    a_first_try_that_is_rejected_does_not_call_back,
+    a_failure_by_a_process_without_the_code_calls_back,
+    a_success_is_kept_if_asked,
+);
+
+enum Called {
+    Success(Succeeded<Receipt>),
+    Failure(FinalFailure<Pay>),
+}
+
+async fn open(db: &Db, answers: impl IntoIterator<Item = Answer>) -> (Shop, mpsc::UnboundedReceiver<Called>) {
+    let (sender, called) = mpsc::unbounded_channel();
+    let failures = sender.clone();
+    let paid = move |_: Context<'static>, told: Succeeded<Receipt>| {
+        _ = sender.send(Called::Success(told));
+        std::future::ready(Ok::<(), Verdict>(()))
+    };
+    let refund = move |_: Context<'static>, told: FinalFailure<Pay>| {
+        _ = failures.send(Called::Failure(told));
+        std::future::ready(Ok::<(), Verdict>(()))
+    };
+    let shop = Shop::with(db, answers, |builder| builder.register("paid", paid).register("refund", refund)).await;
+    (shop, called)
+}
+
+fn calling_back(policy: Policy) -> Policy {
+    Policy { on_success: Some("paid".into()), on_final_failure: Some("refund".into()), ..policy }
+}
+
+async fn failure(called: &mut mpsc::UnboundedReceiver<Called>) -> FinalFailure<Pay> {
+    match called.recv().await.unwrap() {
+        Called::Failure(told) => told,
+        Called::Success(told) => panic!("{told:?}"),
+    }
+}
+
+async fn source_2_on_success_is_called_with_the_result(db: Db) {
+    let (shop, mut called) = open(&db, [Answer::Timeout, Answer::Code(201)]).await;
+    let id = deferred(shop.redrive.call(pay(1).policy(calling_back(quick(Policy::default())))).await);
+    let Some(Called::Success(told)) = called.recv().await else { panic!("not a success") };
+    assert_eq!((told.task_id, &*told.method, told.attempt), (id, "pay", 2));
+    assert_eq!(told.result, Receipt { code: 201 });
+    shop.close().await;
+    assert!(called.try_recv().is_err(), "once");
+    assert_eq!(db.count("retry_task").await, 0);
+}
+
+async fn source_2_on_final_failure_is_called_with_what_happened(db: Db) {
+    let (shop, mut called) = open(&db, vec![Answer::Timeout; 3]).await;
+    let policy = Policy { max_attempts: Some(3), ..quick(Policy::default()) };
+    let id = deferred(shop.redrive.call(pay(7).policy(calling_back(policy))).await);
+    let told = failure(&mut called).await;
+    assert_eq!((told.task_id, told.params.order, told.attempts), (id, 7, 3));
+    assert_eq!((told.reason, told.error.as_deref()), (GivenUp::Exhausted, Some("no answer")));
+    assert_eq!(told.error_kind.unwrap().as_str(), "timeout");
+    shop.close().await;
+}
+
+async fn on_success_is_called_after_a_first_try_too(db: Db) {
+    for (order, persist) in [(1, Persist::RetryOnly), (2, Persist::Always)] {
+        let (shop, mut called) = open(&db, []).await;
+        let call = pay(order).persist(persist).policy(calling_back(Policy::default()));
+        assert_eq!(shop.redrive.call(call).await.unwrap(), Receipt { code: 200 });
+        let Some(Called::Success(told)) = called.recv().await else { panic!("not a success") };
+        assert_eq!((told.attempt, told.result.code), (1, 200));
+        shop.close().await;
+    }
+}
+
+async fn every_final_failure_calls_back(db: Db) {
+    let (shop, mut called) = open(&db, vec![Answer::Timeout; 9]).await;
+    let slow = || calling_back(slow());
+    let ids = [1, 2, 3].map(|order| shop.redrive.call(pay(order).policy(slow())));
+    let [failed, cancelled, rejected] = futures_util::future::join_all(ids).await.try_into().map(|all: [_; 3]| all.map(deferred)).unwrap();
+    shop.redrive.fail(failed).await.unwrap();
+    shop.redrive.wake();
+    assert_eq!(failure(&mut called).await.reason, GivenUp::FailedByHand);
+    shop.redrive.cancel(cancelled).await.unwrap();
+    shop.redrive.wake();
+    assert_eq!(failure(&mut called).await.reason, GivenUp::Cancelled);
+    let soon = db.store.now().await.unwrap() + Duration::from_millis(50);
+    let expiring = Policy { deadline: Some(soon), ..quick(slow()) };
+    deferred(shop.redrive.call(pay(4).policy(expiring)).await);
+    assert_eq!(failure(&mut called).await.reason, GivenUp::Expired);
+    while shop.tries.is_empty() {}
+    _ = rejected;
+    shop.close().await;
+}
+
+async fn a_first_try_that_is_rejected_does_not_call_back(db: Db) {
+    let (shop, mut called) = open(&db, vec![Answer::Declined; 2]).await;
+    for persist in [Persist::RetryOnly, Persist::OnFailure] {
+        _ = shop.redrive.call(pay(1).persist(persist).policy(calling_back(slow()))).await.unwrap_err();
+    }
+    shop.close().await;
+    assert!(called.try_recv().is_err());
+    assert_eq!(db.count("retry_task").await, 0);
+}
+
+async fn a_failure_by_a_process_without_the_code_calls_back(db: Db) {
+    let (shop, mut called) = open(&db, [Answer::Timeout]).await;
+    let id = deferred(shop.redrive.call(pay(1).policy(calling_back(slow()))).await);
+    let other = db.another().await;
+    other.fail(id, other.now().await.unwrap()).await.unwrap();
+    assert_eq!(failure(&mut called).await.reason, GivenUp::FailedByHand);
+    shop.close().await;
+}
+
+async fn a_success_is_kept_if_asked(db: Db) {
+    let (shop, _) = open(&db, [Answer::Timeout]).await;
+    let keep = |order| pay(order).policy(Policy { keep: true, ..quick(Policy::default()) });
+    deferred(shop.redrive.call(keep(1)).await);
+    shop.redrive.call(keep(2)).await.unwrap();
+    let kept = loop {
+        let kept = db.store.archive(&Default::default(), 10).await.unwrap();
+        if kept.len() == 2 {
+            break kept;
+        }
+        tokio::task::yield_now().await;
+    };
+    for entry in kept {
+        assert_eq!((entry.ended_as, entry.result.as_deref()), (EndedAs::Done, Some(r#"{"code":200}"#)));
+    }
+    shop.close().await;
+}

@@ -1,0 +1,30 @@
+//! Keys are texts with expressions over the arguments.
+
+use redrive::retryable;
+
+#[retryable(key = "pay-{order")]
+async fn unclosed(order: u64) -> Result<(), String> {
+    Ok(())
+}
+
+#[retryable(key = "pay-order}")]
+async fn unopened(order: u64) -> Result<(), String> {
+    Ok(())
+}
+
+#[retryable(key = "pay-{order.}")]
+async fn broken(order: u64) -> Result<(), String> {
+    Ok(())
+}
+
+#[retryable(key = "pay-{ordre}")]
+async fn misspelt(order: u64) -> Result<(), String> {
+    Ok(())
+}
+
+#[retryable(key = order)]
+async fn unquoted(order: u64) -> Result<(), String> {
+    Ok(())
+}
+
+fn main() {}
