@@ -75,9 +75,15 @@ pub use task::{Attempt, Business, Lane, LastError, NodeNumber, Status, StopReque
 // The README's example, and those of the guides, run as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
+#[doc = include_str!("../../docs/guide/encryption.md")]
+#[doc = include_str!("../../docs/guide/errors.md")]
+#[doc = include_str!("../../docs/guide/getting-started.md")]
+#[doc = include_str!("../../docs/guide/idempotency.md")]
 #[doc = include_str!("../../docs/guide/policies.md")]
 #[doc = include_str!("../../docs/guide/running.md")]
 #[doc = include_str!("../../docs/guide/settings.md")]
+#[doc = include_str!("../../docs/guide/strategies.md")]
+#[doc = include_str!("../../docs/guide/testing.md")]
 #[doc = include_str!("../../docs/guide/transactions.md")]
 #[doc = include_str!("../../redrive-macros/src/retryable.md")]
 struct Guides;

@@ -36,7 +36,8 @@ pub use defaults::Defaults;
 pub use patch::PolicyPatch;
 pub use watch::Watcher;
 
-use sources::{Sources, join};
+use sources::Sources;
+pub(crate) use sources::join;
 
 /// The file that is read if none is named.
 const FILE: &str = "redrive.toml";
@@ -158,8 +159,9 @@ impl Settings {
     pub fn followed_by(&self, new: Self) -> (Self, Vec<String>) {
         let (scan_interval, sweep_interval) = (new.engine.scan_interval, new.engine.sweep_interval);
         let engine = EngineConfig { scan_interval, sweep_interval, ..self.engine.clone() };
-        let held = Self { database: self.database.clone(), engine, ..new.clone() };
-        let waiting = held.differences(&new);
+        let asked = new.clone();
+        let held = Self { database: self.database.clone(), engine, ..new };
+        let waiting = held.differences(&asked);
         (held, waiting)
     }
 

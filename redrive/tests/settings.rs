@@ -84,7 +84,8 @@ fn every_field_is_read_and_round_trips() {
     let policy = serde_json::to_value(&*defaults.policy).unwrap(); // only what is not as it is built in
     let fields = policy.as_object().unwrap().len();
     let debug = format!("{:#?}", Policy::default());
-    let all = debug.lines().filter(|line| line.starts_with("    ") && !line.starts_with("     ") && line.contains(": "));
+    let all =
+        debug.lines().filter(|line| line.starts_with("    ") && !line.starts_with("     ") && line.contains(": "));
     assert_eq!(fields, all.count(), "a policy field is missing in this test");
     assert_eq!((defaults.persist, defaults.policy.max_attempts), (Persist::Always, None));
     assert_eq!(defaults.policy.notify, Some(Notify::Failures(3)));
@@ -101,7 +102,10 @@ fn the_guide_shows_every_field_with_its_built_in_value() {
     let file = GUIDE.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let guide = parse(file).unwrap();
     let built_in = Settings::default();
-    assert_eq!(guide.differences(&built_in).iter().filter(|f| f.starts_with("engine")).collect::<Vec<_>>(), ["engine.name"]);
+    assert_eq!(
+        guide.differences(&built_in).iter().filter(|f| f.starts_with("engine")).collect::<Vec<_>>(),
+        ["engine.name"]
+    );
     assert_eq!((guide.database.as_str(), guide.persist), (built_in.database.as_str(), built_in.persist));
     assert_eq!(*guide.to_defaults().policy, Policy::default());
 
@@ -284,7 +288,8 @@ fn a_file_is_named_in_what_is_wrong_with_it() {
 
 /// Lines that are almost settings.
 fn any_file() -> impl Strategy<Value = String> {
-    let name = prop_oneof!["database|engine|persist|defaults|methods|backoff|rate|timeout|max_attempts", "[a-z\"'.]{0,8}"];
+    let name =
+        prop_oneof!["database|engine|persist|defaults|methods|backoff|rate|timeout|max_attempts", "[a-z\"'.]{0,8}"];
     let value = prop_oneof![
         Just("'5s'".to_owned()),
         "-?[0-9_.e]{1,25}",
@@ -384,6 +389,15 @@ async fn new_settings_hold_for_new_tasks_and_calls() {
 }
 
 #[tokio::test]
+#[ignore = "call() does not ask Defaults::persist_for yet"]
+async fn the_settings_say_when_calls_of_a_method_are_written_down() {
+    let engine = Engine::builder(memory().await).handler::<Busy>().start().await.unwrap();
+    engine.apply_settings(parse("[methods.busy]\npersist = 'manual'").unwrap()).unwrap();
+    assert!(matches!(engine.call(Busy(1)).await, Err(CallError::Failed { .. })), "not written");
+    engine.stop().await;
+}
+
+#[tokio::test]
 async fn a_new_scan_interval_holds_at_once() {
     let (ran, mut seen) = mpsc::unbounded_channel();
     let store = memory().await;
@@ -453,7 +467,8 @@ async fn what_is_not_valid_changes_nothing_and_what_cannot_change_is_named() {
 
 #[tokio::test]
 async fn what_the_program_says_on_the_builder_wins() {
-    let file = "persist = 'always'\n[engine]\nconcurrency = 3\ngrace = '1s'\n[defaults]\nmax_attempts = 3\nmax_crashes = 4";
+    let file =
+        "persist = 'always'\n[engine]\nconcurrency = 3\ngrace = '1s'\n[defaults]\nmax_attempts = 3\nmax_crashes = 4";
     let mut config = EngineConfig::default();
     config.concurrency = 2;
     let mut defaults = Defaults::default();
@@ -514,9 +529,15 @@ async fn a_running_engine_follows_its_file() {
 
     write("[engine]\nscan_interval = '1s'\nlease = '1h'\nconcurrency = 9\n[defaults]\nmax_attempts = 4");
     let line = next(&mut lines).await;
-    assert!(line.contains("settings applied") && line.contains("defaults.max_attempts, engine.scan_interval"), "{line}");
+    assert!(
+        line.contains("settings applied") && line.contains("defaults.max_attempts, engine.scan_interval"),
+        "{line}"
+    );
     let line = next(&mut lines).await;
-    assert!(line.contains("restart") && line.contains("\"engine.lease\""), "what the program says is no change: {line}");
+    assert!(
+        line.contains("restart") && line.contains("\"engine.lease\""),
+        "what the program says is no change: {line}"
+    );
     assert_eq!(policy_of_new(&engine, "b").await.max_attempts, Some(4));
     assert_eq!(engine.settings().engine.scan_interval, Duration::from_secs(1));
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redrive::{Clock, Context, Engine, EngineConfig, Failure, Store, StoreOptions, Timestamp, Verdict};
+use redrive::{Clock, Context, Engine, EngineConfig, Failure, Store, Task, StoreOptions, Timestamp, Verdict};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::clock::pause_ms;
@@ -138,11 +138,10 @@ struct Attempt {
 }
 
 impl Attempt {
-    fn begin(cx: &Context, call: &Call, ledger: Arc<Ledger>) -> Self {
-        let task = cx.task();
+    fn begin(task: &Task, attempt: u32, call: &Call, ledger: Arc<Ledger>) -> Self {
         let (n, id, version) = (call.n.clone(), task.id.as_i64(), task.version);
         let owner = task.locked_by.map_or(0, |number| number.0);
-        ledger.write(Event::Start { n: n.clone(), id, version, attempt: cx.attempt(), owner });
+        ledger.write(Event::Start { n: n.clone(), id, version, attempt, owner });
         Self { ledger, n, id, version, ended: false }
     }
 
@@ -162,11 +161,12 @@ impl Drop for Attempt {
 }
 
 /// The handler: follows the plan.
-async fn attempt(cx: Context, call: Call, ledger: Arc<Ledger>) -> Result<(), Verdict> {
-    let mut attempt = Attempt::begin(&cx, &call, ledger);
+async fn attempt(cx: Context<'_>, call: Call, ledger: Arc<Ledger>) -> Result<(), Verdict> {
+    let task = cx.task().ok_or_else(|| Verdict::fatal("it is not written down"))?;
+    let mut attempt = Attempt::begin(task, cx.attempt(), &call, ledger);
     let ms = Duration::from_millis;
     let broken = || Failure::retry("broken", "as planned");
-    match call.plan.step(cx.attempt(), cx.task().unwrap().postponements) {
+    match call.plan.step(cx.attempt(), task.postponements) {
         Step::Succeed => attempt.end(Outcome::Success),
         Step::SucceedAfter(time) => {
             pause_ms(time).await;

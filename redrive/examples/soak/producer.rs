@@ -154,7 +154,7 @@ impl Asker {
     }
 
     async fn ask_many(&self, calls: Vec<Call>) {
-        let tasks = calls.iter().filter_map(|call| self.asked(call, None, None)).collect();
+        let tasks: Vec<NewTask> = calls.iter().filter_map(|call| self.asked(call, None, None)).collect();
         match self.engine.enqueue_many(tasks).await {
             Ok(answers) => calls.iter().zip(answers).for_each(|(call, answer)| self.answered(call, &Ok(answer))),
             Err(e) => calls.iter().for_each(|call| self.failed(call, &e)),

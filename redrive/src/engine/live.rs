@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::clock::pause;
 use crate::error::Result;
-use crate::settings::{Defaults, Settings, Watcher};
+use crate::settings::{Defaults, Settings, Watcher, join};
 use crate::task::Lane;
 
 use super::handler::{Handler, MethodOptions};
@@ -49,11 +49,9 @@ impl Live {
         self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The limits of a method: the program's, and over them the settings', unless the builder gave them.
+    /// The limits of a method.
     pub(super) fn limits_of(&self, handler: &Handler) -> MethodOptions {
-        let settings = self.settings();
-        let ours = settings.methods.get(&handler.method).filter(|_| !self.said.limits.contains(&handler.method));
-        ours.map_or_else(|| handler.options.clone(), |method| method.limits_over(&handler.options))
+        self.said.limits_of(handler, &self.settings())
     }
 }
 
@@ -63,6 +61,12 @@ impl Said {
         settings.engine = laid_over(&self.config, &settings.engine);
         self.defaults.over(&mut settings);
         settings
+    }
+
+    /// The limits of a method: the program's, and over them the settings', unless the builder gave them.
+    fn limits_of(&self, handler: &Handler, settings: &Settings) -> MethodOptions {
+        let ours = settings.methods.get(&handler.method).filter(|_| !self.limits.contains(&handler.method));
+        ours.map_or_else(|| handler.options.clone(), |method| method.limits_over(&handler.options))
     }
 }
 
@@ -140,22 +144,24 @@ impl Shared {
         self.live.settings()
     }
 
+    /// One after the other: who holds the lock of the settings changes all that follows from them.
     fn apply(&self, new: Settings) -> Result<Vec<String>> {
         new.validate()?;
         let mut current = self.live.settings.write().unwrap_or_else(PoisonError::into_inner);
         let (held, mut waiting) = current.followed_by(new);
         *self.defaults.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(held.to_defaults());
+        waiting.extend(self.apply_limits(&held));
         *current = Arc::new(held);
         drop(current);
-        waiting.extend(self.apply_limits());
         self.wake.scanner.notify_one(); // it may be waiting for a longer interval
         Ok(waiting)
     }
 
     /// Limits of methods. Gives the fields that wait for the next start.
-    fn apply_limits(&self) -> Vec<String> {
+    fn apply_limits(&self, settings: &Settings) -> Vec<String> {
         let now = self.clock.now();
-        let mut wanted: Vec<_> = self.handlers.values().map(|h| (&h.method, self.live.limits_of(h))).collect();
+        let of = |h| self.live.said.limits_of(h, settings);
+        let mut wanted: Vec<_> = self.handlers.values().map(|h| (&h.method, of(h))).collect();
         wanted.sort_by_key(|(method, _)| *method);
         let mut waiting = self.waiting();
         let mut limits = self.limits();
@@ -163,7 +169,7 @@ impl Shared {
         waiting.deep.retain(|lane| !limits.is_tight(*lane)); // from now on its tasks are looked at one by one
         waiting.ready.unpark_all();
         self.wake.claimer.notify_one();
-        wanted.into_iter().map(|(method, _)| format!("methods.{method}.per_business")).collect()
+        wanted.into_iter().map(|(method, _)| join(&join("methods", method), "per_business")).collect()
     }
 
     /// Takes over what the file says, or says why not.
@@ -171,7 +177,9 @@ impl Shared {
         let file = watcher.path().display();
         let before = self.settings();
         match told.and_then(|new| self.apply(self.live.said.over(new))) {
-            Err(e) => tracing::error!(%file, problems = %e, "the settings have changed and are not valid; the last good ones hold"),
+            Err(e) => {
+                tracing::error!(%file, problems = %e, "the settings have changed and are not valid; the last good ones hold");
+            }
             Ok(waiting) => {
                 let changed = before.differences(&self.settings()).join(", ");
                 tracing::info!(%file, changed, "settings applied");
@@ -209,12 +217,11 @@ mod tests {
 
     #[test]
     fn fields_that_the_program_set_win_over_the_file() {
-        let mut code = EngineConfig::default();
-        code.concurrency = 7;
-        let mut file = EngineConfig::default();
-        (file.concurrency, file.scan_interval) = (9, Duration::from_millis(300));
+        let code = EngineConfig { concurrency: 7, ..EngineConfig::default() };
+        let quick = Duration::from_millis(300);
+        let file = EngineConfig { concurrency: 9, scan_interval: quick, ..EngineConfig::default() };
         let both = laid_over(&code, &file);
-        assert_eq!((both.concurrency, both.scan_interval), (7, Duration::from_millis(300)));
+        assert_eq!((both.concurrency, both.scan_interval), (7, quick));
         assert_eq!(laid_over(&EngineConfig::default(), &file), file);
         assert_eq!(laid_over(&code, &EngineConfig::default()), code);
     }

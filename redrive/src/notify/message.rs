@@ -33,7 +33,9 @@ impl Message {
     pub(super) fn test(channel: &str) -> Self {
         Self {
             subject: "[redrive] test".into(),
-            text: format!("This is a test of the channel {channel}. Notices of tasks that keep failing will come here.\n"),
+            text: format!(
+                "This is a test of the channel {channel}. Notices of tasks that keep failing will come here.\n"
+            ),
             details: serde_json::json!({ "test": true }),
         }
     }
@@ -66,8 +68,7 @@ fn groups(notices: &[Notice]) -> Vec<Group<'_>> {
     for notice in notices {
         by_method.entry(&notice.method).or_default().push(notice);
     }
-    let mut groups: Vec<Group<'_>> =
-        by_method.into_iter().map(|(method, notices)| Group { method, notices }).collect();
+    let mut groups: Vec<Group<'_>> = by_method.into_iter().map(|(method, notices)| Group { method, notices }).collect();
     groups.sort_by_key(|group| std::cmp::Reverse(group.notices.len())); // stable: equals by name
     for group in &mut groups {
         group.notices.sort_by_key(|notice| std::cmp::Reverse((notice.error.at, notice.task_id)));

@@ -32,7 +32,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::duration;
 use crate::error::{Problems, Result};
 use crate::id::TaskId;
-use crate::store::{ChannelState, Notice, Store};
+use crate::store::{Notice, Store};
 use crate::task::storable;
 
 pub use mail::{Encryption, Mail};
@@ -220,6 +220,14 @@ pub struct Round {
     pub failed: u32,
 }
 
+/// A channel to be used now.
+struct Due<'c> {
+    name: &'c str,
+    channel: &'c Channel,
+    /// How often it failed in a row.
+    tries: u32,
+}
+
 impl Notifier {
     /// On this store, with these channels.
     pub fn new(store: Store, config: NotifyConfig) -> Result<Self> {
@@ -233,30 +241,16 @@ impl Notifier {
         if !self.store.has_notices().await? {
             return Ok(Round::default());
         }
+        self.finish_rest(now).await?;
+        if self.due(now).await?.is_empty() {
+            return Ok(Round::default()); // without a write: this is asked often
+        }
         let Some(lock) = self.store.lock(LOCK, me, self.config.longest_round(), now).await? else {
             return Ok(Round::default());
         };
         let round = self.round(now).await;
         self.store.unlock(&lock).await?;
         round
-    }
-
-    async fn round(&self, now: Timestamp) -> Result<Round> {
-        self.finish_rest(now).await?;
-        let states = self.store.channel_states().await?;
-        let mut round = Round::default();
-        for (name, channel) in &self.config.channels {
-            let state = states.iter().find(|state| state.name == *name);
-            if state.is_some_and(|state| state.next_at > now) {
-                continue;
-            }
-            match self.tell(name, channel, state, now).await? {
-                Some(true) => round.sent += 1,
-                Some(false) => round.failed += 1,
-                None => {}
-            }
-        }
-        Ok(round)
     }
 
     /// What all channels have already, since one that did not was taken out of the settings.
@@ -266,38 +260,52 @@ impl Notifier {
         if finished.is_empty() { Ok(()) } else { self.store.finish_notices(&finished, now).await }
     }
 
-    /// Whether a message was sent, if there was one to send.
-    async fn tell(
-        &self,
-        name: &str,
-        channel: &Channel,
-        state: Option<&ChannelState>,
-        now: Timestamp,
-    ) -> Result<Option<bool>> {
-        let notices = self.store.notices_for(name, MOST_NOTICES).await?;
-        if notices.is_empty() {
-            return Ok(None);
-        }
-        match channel.send(&message::digest(&notices), now).await {
-            Ok(()) => {
-                metrics::counter!("redrive_notices_sent", "channel" => name.to_owned()).increment(notices.len() as u64);
-                let (finished, partly) = self.split(name, &notices);
-                let next = now + self.config.digest_interval;
-                self.store.note_sent(name, &finished, &partly, next, now).await?;
-                Ok(Some(true))
-            }
-            Err(e) => {
-                let tries = state.map_or(0, |state| state.tries).saturating_add(1);
-                let next = now + backoff(tries);
-                metrics::counter!("redrive_notices_failed", "channel" => name.to_owned()).increment(1);
-                tracing::warn!(
-                    channel = name, target = channel.target(), notices = notices.len(), tries, next = %next, error = %e,
-                    "people could not be told; trying again"
-                );
-                self.store.note_not_sent(name, &e.to_string(), tries, next, now).await?;
-                Ok(Some(false))
+    /// The channels that may be used and have not got everything.
+    async fn due(&self, now: Timestamp) -> Result<Vec<Due<'_>>> {
+        let states = self.store.channel_states().await?;
+        let mut due = Vec::new();
+        for (name, channel) in &self.config.channels {
+            let state = states.iter().find(|state| state.name == *name);
+            let rests = state.is_some_and(|state| state.next_at > now);
+            if !rests && !self.store.notices_for(name, 1).await?.is_empty() {
+                due.push(Due { name, channel, tries: state.map_or(0, |state| state.tries) });
             }
         }
+        Ok(due)
+    }
+
+    /// Under the lock.
+    async fn round(&self, now: Timestamp) -> Result<Round> {
+        let mut round = Round::default();
+        for due in self.due(now).await? {
+            let notices = self.store.notices_for(due.name, MOST_NOTICES).await?;
+            match due.channel.send(&message::digest(&notices), now).await {
+                Ok(()) => {
+                    round.sent += 1;
+                    self.sent(&due, &notices, now).await?;
+                }
+                Err(e) => {
+                    round.failed += 1;
+                    self.failed(&due, &e, now).await?;
+                }
+            }
+        }
+        Ok(round)
+    }
+
+    async fn sent(&self, due: &Due<'_>, notices: &[Notice], now: Timestamp) -> Result<()> {
+        metrics::counter!("redrive_notices_sent", "channel" => due.name.to_owned()).increment(notices.len() as u64);
+        let (finished, partly) = self.split(due.name, notices);
+        self.store.note_sent(due.name, &finished, &partly, now + self.config.digest_interval, now).await
+    }
+
+    async fn failed(&self, due: &Due<'_>, error: &NotifyError, now: Timestamp) -> Result<()> {
+        metrics::counter!("redrive_notices_failed", "channel" => due.name.to_owned()).increment(1);
+        let tries = due.tries.saturating_add(1);
+        let next = now + backoff(tries);
+        let target = due.channel.target();
+        tracing::warn!(channel = due.name, to = target, tries, %next, %error, "people could not be told; trying again");
+        self.store.note_not_sent(due.name, &error.to_string(), tries, next, now).await
     }
 
     /// Those that every channel has now, and the others.

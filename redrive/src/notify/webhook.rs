@@ -272,7 +272,8 @@ fn standard_key(secret: &Secret) -> Option<Vec<u8>> {
 /// The headers of Standard Webhooks.
 fn standard_headers(key: &[u8], id: &str, seconds: i64, body: &str) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
     let sign = format!("v1,{}", signature(key, format!("{id}.{seconds}.{body}").as_bytes()));
-    let values = [("webhook-id", id.to_owned()), ("webhook-timestamp", seconds.to_string()), ("webhook-signature", sign)];
+    let values =
+        [("webhook-id", id.to_owned()), ("webhook-timestamp", seconds.to_string()), ("webhook-signature", sign)];
     values.into_iter().filter_map(|(name, value)| Some((HeaderName::from_static(name), value.parse().ok()?)))
 }
 

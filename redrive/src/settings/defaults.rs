@@ -116,8 +116,7 @@ mod tests {
 
     #[test]
     fn what_the_program_sets_wins_over_the_file_and_leaves_the_rest() {
-        let mut settings =
-            Settings::parse("[defaults]\nmax_attempts = 5\nmax_crashes = 9", [].into_iter()).unwrap();
+        let mut settings = Settings::parse("[defaults]\nmax_attempts = 5\nmax_crashes = 9", [].into_iter()).unwrap();
         let code = Policy { max_attempts: Some(2), ..Policy::default() };
         Defaults { policy: Arc::new(code), ..Defaults::default() }.over(&mut settings);
         let policy = &settings.to_defaults().policy;

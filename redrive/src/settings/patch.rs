@@ -54,8 +54,22 @@ macro_rules! fields {
 }
 
 fields!(
-    max_attempts, max_duration, deadline, backoff, jitter, timeout, retry_for, no_retry_for, success_if, on_exhausted,
-    notify, max_crashes, on_success, on_final_failure, keep, on_crash
+    max_attempts,
+    max_duration,
+    deadline,
+    backoff,
+    jitter,
+    timeout,
+    retry_for,
+    no_retry_for,
+    success_if,
+    on_exhausted,
+    notify,
+    max_crashes,
+    on_success,
+    on_final_failure,
+    keep,
+    on_crash
 );
 
 impl PolicyPatch {

@@ -101,7 +101,8 @@ impl Sources {
             let of_field = if path.first().is_some_and(|top| top == "methods") { 3 } else { 2 }.min(path.len());
             let (field, whole) = (shown(path.get(..of_field).unwrap_or_default()), path.len() == of_field);
             if put(&mut over, &path, parsed(&raw)).is_none() {
-                self.problems.add(&name, "cannot be given beside a variable that is a part of it, or of which it is one");
+                self.problems
+                    .add(&name, "cannot be given beside a variable that is a part of it, or of which it is one");
             }
             self.origins.insert(field, Origin::Variable(name, whole.then_some(raw)));
         }
@@ -171,7 +172,7 @@ pub(super) fn shown(path: &[impl AsRef<str>]) -> String {
 }
 
 /// A path and a name in it.
-pub(super) fn join(path: &str, name: &str) -> String {
+pub(crate) fn join(path: &str, name: &str) -> String {
     let bare = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
     let name = if bare { name.to_owned() } else { format!("{name:?}") };
     if path.is_empty() { name } else { format!("{path}.{name}") }

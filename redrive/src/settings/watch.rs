@@ -88,7 +88,8 @@ impl std::fmt::Debug for Watcher {
 }
 
 pub(super) fn read(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|e| Error::invalid(path.display().to_string(), format!("cannot be read: {e}")))
+    std::fs::read_to_string(path)
+        .map_err(|e| Error::invalid(path.display().to_string(), format!("cannot be read: {e}")))
 }
 
 fn mark(text: &Result<String>) -> u64 {

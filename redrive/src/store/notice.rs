@@ -227,8 +227,7 @@ impl Store {
 
     async fn read_notices(&self, condition: &str, values: Vec<String>, limit: u32) -> Result<Vec<Notice>> {
         let columns = COLUMNS.join(", ");
-        let sql =
-            format!("SELECT {columns}, sent_to FROM redrive_notice WHERE {condition} ORDER BY task_id LIMIT ?");
+        let sql = format!("SELECT {columns}, sent_to FROM redrive_notice WHERE {condition} ORDER BY task_id LIMIT ?");
         let read = query(sql).bind_all(values).bind(limit);
         retrying!(self.pools(), Use::Read, Scope::Statement, "reading notices", |c, _| {
             c.rows(read.clone()).await?.iter().map(read_notice).collect()
@@ -237,12 +236,12 @@ impl Store {
 
     /// How telling people goes, by channel.
     pub async fn channel_states(&self) -> Result<Vec<ChannelState>> {
-        let sql = "SELECT name, next_at, sent_at, failed_at, sent, tries, last_error FROM redrive_channel ORDER BY name";
+        let sql =
+            "SELECT name, next_at, sent_at, failed_at, sent, tries, last_error FROM redrive_channel ORDER BY name";
         retrying!(self.pools(), Use::Read, Scope::Statement, "reading channels", |c, _| {
             c.rows(query(sql)).await?.iter().map(read_channel).collect()
         })
     }
-
 }
 
 #[cfg(feature = "notify")]

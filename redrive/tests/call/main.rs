@@ -13,3 +13,4 @@ mod stop;
 mod strategies;
 mod success;
 mod words;
+mod sealed;

@@ -63,7 +63,8 @@ fn notifier(db: &Db, config: NotifyConfig) -> Notifier {
 }
 
 async fn notified_at(db: &Db, table: &str, id: TaskId) -> Option<i64> {
-    db.sql(&format!("SELECT notified_at FROM {table} WHERE id = {}", id.as_i64())).await
+    let sql = format!("SELECT COALESCE(notified_at, -1) FROM {table} WHERE id = {}", id.as_i64());
+    db.sql(&sql).await.filter(|at| *at >= 0)
 }
 
 async fn ten_thousand_notices_make_one_mail(db: Db) {

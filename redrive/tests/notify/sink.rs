@@ -2,6 +2,8 @@
 
 use std::process::Stdio;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use redrive::notify::{Channel, Encryption, Mail, NotifyConfig};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
@@ -36,7 +38,8 @@ impl Sink {
             .unwrap();
         let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
         let first = said.next_line().await.unwrap();
-        let first = first.expect("scripts/smtp-sink did not start; `scripts/db install --stores smtp` installs what it needs");
+        let first =
+            first.expect("scripts/smtp-sink did not start; `scripts/db install --stores smtp` installs what it needs");
         assert!(first.starts_with("ready "), "{first}");
         self.running = Some((child, said));
     }
@@ -97,6 +100,7 @@ pub fn text(mail: &str) -> String {
     let (_, body) = mail.split_once("\r\n\r\n").unwrap();
     match header(mail, "Content-Transfer-Encoding").as_deref() {
         Some("quoted-printable") => quoted_printable(body),
+        Some("base64") => String::from_utf8(BASE64_STANDARD.decode(body.replace("\r\n", "")).unwrap()).unwrap(),
         _ => body.to_owned(),
     }
 }

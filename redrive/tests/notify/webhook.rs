@@ -61,7 +61,10 @@ async fn slack_gets_text_in_which_nothing_calls_anyone() {
     send(hook.webhook(Format::Slack)).await.unwrap();
     let body = hook.requests()[0].json();
     let text = body["text"].as_str().unwrap();
-    assert!(text.starts_with("[redrive] 1 task") && text.contains("&lt;!channel&gt;") && text.contains("&amp;"), "{text}");
+    assert!(
+        text.starts_with("[redrive] 1 task") && text.contains("&lt;!channel&gt;") && text.contains("&amp;"),
+        "{text}"
+    );
     assert_eq!(body["mrkdwn"], false);
 }
 
@@ -71,7 +74,8 @@ async fn dingtalk_is_signed_in_the_address() {
     send(Webhook { secret: Some("SEC0123".into()), ..hook.webhook(Format::Dingtalk) }).await.unwrap();
     let request = hook.requests().pop().unwrap();
     // The signature was computed with Python's hmac.
-    let sign = "kFFjZ5mX6MbeOgwIzqXaQnzYpxA675G3ok9K7j03ptU=".replace('+', "%2B").replace('/', "%2F").replace('=', "%3D");
+    let sign =
+        "kFFjZ5mX6MbeOgwIzqXaQnzYpxA675G3ok9K7j03ptU=".replace('+', "%2B").replace('/', "%2F").replace('=', "%3D");
     assert_eq!(request.path, format!("/send?access_token=T0KEN&timestamp=1800000000000&sign={sign}"));
     assert!(request.json()["text"]["content"].as_str().unwrap().starts_with("[redrive] 1 task"));
     assert_eq!(request.json()["msgtype"], "text");
@@ -83,7 +87,10 @@ async fn feishu_is_signed_in_the_body() {
     send(Webhook { secret: Some("demo".into()), ..hook.webhook(Format::Feishu) }).await.unwrap();
     let body = hook.requests()[0].json();
     // The signature was computed with Python's hmac.
-    assert_eq!((&body["timestamp"], &body["sign"]), (&json!("1800000000"), &json!("pF+te9OMpCvukBCWTEVHBcbeXFREZySl8/biApB5r08=")));
+    assert_eq!(
+        (&body["timestamp"], &body["sign"]),
+        (&json!("1800000000"), &json!("pF+te9OMpCvukBCWTEVHBcbeXFREZySl8/biApB5r08="))
+    );
     let post = &body["content"]["post"]["en_us"];
     assert_eq!((&body["msg_type"], &post["title"]), (&json!("post"), &json!(message().subject)));
     assert_eq!(post["content"], json!([[{ "tag": "text", "text": message().text }]]));

@@ -1,0 +1,46 @@
+//! The examples run, and say what they promise.
+
+use std::process::Command;
+
+fn run(name: &str, arguments: &[&str]) -> String {
+    let mine = std::env::current_exe().unwrap();
+    let program = mine.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(name);
+    let ended = Command::new(&program).args(arguments).output().unwrap_or_else(|e| panic!("{}: {e}", program.display()));
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    assert!(ended.status.success(), "{said}\n{}", String::from_utf8_lossy(&ended.stderr));
+    said
+}
+
+#[test]
+fn payment() {
+    let said = run("payment", &[]);
+    assert!(said.contains("try 1 to charge 4200 for order 1 as Some(\"pay-1\")"), "{said}");
+    assert!(said.contains("paid after 2 more tries") && said.contains("order 2 is rejected: the card was declined"), "{said}");
+}
+
+#[test]
+fn callbacks() {
+    let said = run("callbacks", &[]);
+    assert!(said.contains("track T1") && said.contains("order 2 is refunded: Exhausted after 3 tries"), "{said}");
+}
+
+#[test]
+fn transaction() {
+    let said = run("transaction", &[]);
+    assert!(said.contains("invoice of order 2 sent") && !said.contains("order 1 sent"), "{said}");
+}
+
+#[test]
+fn inline_only() {
+    assert!(run("inline_only", &[]).contains("try 3 for EUR: answered\n1 EUR = 1.0842 USD"));
+}
+
+#[test]
+fn testing() {
+    assert!(run("testing", &[]).contains("without a database: not recorded"));
+}
+
+#[test]
+fn axum_app() {
+    assert!(run("axum_app", &["--once"]).contains("202 Accepted\nHTTP/1.1 200 OK"));
+}
