@@ -276,8 +276,10 @@ fn classify(options: &Options) -> Tokens {
         fn classify(&self, #error: &Self::Error) -> ::redrive::Verdict {
             let #verdict = {
                 #[allow(unused_imports)]
-                use ::redrive::__private::{Decided as _, Described as _, Kinded as _, Kindless as _, Shown as _, Told as _, Undecided as _};
-                let seen = &&&::redrive::__private::Seen(#error);
+                use ::redrive::__private::{
+                    Decided as _, Described as _, Kinded as _, Kindless as _, Mute as _, Shown as _, Told as _, Undecided as _,
+                };
+                let seen = &&&&::redrive::__private::Seen(#error);
                 seen.decided().unwrap_or_else(|| ::redrive::__private::failed(seen.kind(), seen.text()))
             };
             #fatal

@@ -187,7 +187,8 @@ impl<'a> Entry<'a> {
 
     /// Nothing but its name.
     fn flag(&self) -> syn::Result<()> {
-        at_comma(self.input).map_err(|_| self.misused())
+        let why = || syn::Error::new(self.name.span(), format!("`{}` stands alone, without a value", self.name));
+        at_comma(self.input).map_err(|_| why())
     }
 
     fn misused(&self) -> syn::Error {
@@ -313,9 +314,9 @@ mod tests {
             ("notify(after = 3, 5)", "unexpected token"),
             ("name = \"\"", "a name in quotes"),
             ("on_success = \"paid\"", "the path of a retryable fn: `on_success = paid`"),
-            ("keep = true", "`keep` is written `keep`"),
-            ("encrypt(params)", "`encrypt` is written `encrypt`"),
-            ("keep encrypt", "`keep` is written `keep`"),
+            ("keep = true", "`keep` stands alone"),
+            ("encrypt(params)", "`encrypt` stands alone"),
+            ("keep encrypt", "`keep` stands alone"),
             ("max_attempts = 5 5", "expected `,` and another option"),
         ] {
             let said = problem(options);

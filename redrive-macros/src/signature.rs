@@ -3,8 +3,7 @@
 //! Its arguments are stored and come back in another process, so each must own its data or be a plain reference to something
 //! that can be owned: `&T` is stored as `T`, `&str` as `String`, `&[T]` as `Vec<T>`.
 
-use proc_macro2::Span;
-use syn::spanned::Spanned;
+use quote::ToTokens;
 use syn::visit::{self, Visit};
 use syn::{
     Attribute, FnArg, GenericArgument, Ident, ItemFn, Lifetime, Pat, PatType, PathArguments, ReturnType, Safety, Signature,
@@ -81,29 +80,29 @@ fn take_attributes(attributes: &mut Vec<Attribute>, names: &[&str]) -> Vec<Attri
 /// What is wrong with the fn before one looks at its arguments.
 fn check_form(signature: &Signature, problems: &mut Problems) {
     let name = &signature.ident;
-    let mut refuse = |span: Span, why: &str| problems.add(syn::Error::new(span, why));
+    let mut refuse = |what: &dyn ToTokens, why: &str| problems.add(syn::Error::new_spanned(what, why));
     if signature.asyncness.is_none() {
-        refuse(signature.fn_token.span(), &format!("a retryable fn is async: write `async fn {name}`"));
+        refuse(&signature.fn_token, &format!("a retryable fn is async: write `async fn {name}`"));
     }
     if let Safety::Unsafe(token) = &signature.safety {
-        refuse(token.span(), "a retryable fn is not `unsafe`: the engine calls it and promises nothing");
+        refuse(token, "a retryable fn is not `unsafe`: the engine calls it and promises nothing");
     }
     if let Some(abi) = &signature.abi {
-        refuse(abi.span(), "a retryable fn has Rust's own ABI: leave `extern` out");
+        refuse(abi, "a retryable fn has Rust's own ABI: leave `extern` out");
     }
     if let Some(token) = &signature.constness {
-        refuse(token.span(), "a retryable fn is not `const`");
+        refuse(token, "a retryable fn is not `const`");
     }
     if !signature.generics.params.is_empty() {
         let why = "a retryable fn has no generics, since what is stored must have one type; \
                    write a fn for each type, and references without lifetimes";
-        refuse(signature.generics.params.span(), why);
+        refuse(&signature.generics.params, why);
     }
     if let Some(conditions) = &signature.generics.where_clause {
-        refuse(conditions.span(), "a retryable fn has no generics, so it needs no `where`");
+        refuse(conditions, "a retryable fn has no generics, so it needs no `where`");
     }
     if let Some(variadic) = &signature.variadic {
-        refuse(variadic.span(), "a retryable fn has arguments that can be stored, not `...`");
+        refuse(variadic, "a retryable fn has arguments that can be stored, not `...`");
     }
 }
 
@@ -128,16 +127,16 @@ fn last_segment(ty: &Type) -> Option<&syn::PathSegment> {
 impl Argument {
     fn read(input: &mut FnArg) -> syn::Result<Self> {
         if is_context(input) {
-            return Err(syn::Error::new(input.span(), CONTEXT));
+            return Err(syn::Error::new_spanned(input, CONTEXT));
         }
         let FnArg::Typed(input) = input else {
             let why = "a retryable fn has no `self`: it runs again in another process, from its stored arguments; \
                        what cannot be stored is given with `Builder::state` and found by `cx.state()`";
-            return Err(syn::Error::new(input.span(), why));
+            return Err(syn::Error::new_spanned(input, why));
         };
         let name = match &*input.pat {
             Pat::Ident(pat) if pat.by_ref.is_none() && pat.subpat.is_none() => pat.ident.clone(),
-            other => return Err(syn::Error::new(other.span(), "an argument has a plain name, under which it is stored")),
+            other => return Err(syn::Error::new_spanned(other, "an argument has a plain name, under which it is stored")),
         };
         let (stored, target) = stored(&input.ty)?;
         Ok(Self { name, serde: take_attributes(&mut input.attrs, &["serde"]), stored, target })
@@ -151,7 +150,7 @@ fn stored(ty: &Type) -> syn::Result<(Type, Option<Type>)> {
         return Ok((ty.clone(), None));
     };
     if reference.mutability.is_some() || reference.lifetime.is_some() {
-        return Err(syn::Error::new(ty.span(), STORED));
+        return Err(syn::Error::new_spanned(ty, STORED));
     }
     let target = &*reference.elem;
     owns(target, false, STORED)?;
@@ -161,7 +160,7 @@ fn stored(ty: &Type) -> syn::Result<(Type, Option<Type>)> {
             parse_quote!(::std::vec::Vec<#item>)
         }
         Type::Path(path) if path.path.is_ident("str") => parse_quote!(::std::string::String),
-        Type::TraitObject(_) => return Err(syn::Error::new(ty.span(), STORED)),
+        Type::TraitObject(_) => return Err(syn::Error::new_spanned(ty, STORED)),
         other => other.clone(),
     };
     Ok((stored, Some(target.clone())))
@@ -170,12 +169,12 @@ fn stored(ty: &Type) -> syn::Result<(Type, Option<Type>)> {
 /// The type that the fn returns, if it is a `Result`.
 fn result(signature: &Signature) -> syn::Result<Type> {
     match &signature.output {
-        ReturnType::Default => Err(syn::Error::new(signature.ident.span(), RESULT)),
+        ReturnType::Default => Err(syn::Error::new_spanned(&signature.ident, RESULT)),
         ReturnType::Type(_, ty) if last_segment(ty).is_some_and(|s| s.ident == "Result") => {
             owns(ty, true, "what a retryable fn returns owns its data, since it outlives the arguments")?;
             Ok((**ty).clone())
         }
-        ReturnType::Type(_, ty) => Err(syn::Error::new(ty.span(), RESULT)),
+        ReturnType::Type(_, ty) => Err(syn::Error::new_spanned(ty, RESULT)),
     }
 }
 
@@ -206,8 +205,8 @@ struct Search {
 }
 
 impl Search {
-    fn refuse(&mut self, what: &impl Spanned) {
-        self.found.add(syn::Error::new(what.span(), self.why));
+    fn refuse(&mut self, what: &impl ToTokens) {
+        self.found.add(syn::Error::new_spanned(what, self.why));
     }
 }
 
@@ -232,8 +231,6 @@ impl<'ast> Visit<'ast> for Search {
 
 #[cfg(test)]
 mod tests {
-    use quote::ToTokens;
-
     use super::*;
 
     fn read(function: &str) -> Result<Call, Vec<String>> {

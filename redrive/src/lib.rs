@@ -75,6 +75,7 @@ pub use task::{Attempt, Business, Lane, LastError, NodeNumber, Status, StopReque
 // The README's example, and those of the guides, run as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
+#[doc = include_str!("../../README.zh-CN.md")]
 #[doc = include_str!("../../docs/guide/encryption.md")]
 #[doc = include_str!("../../docs/guide/errors.md")]
 #[doc = include_str!("../../docs/guide/getting-started.md")]

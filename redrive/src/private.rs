@@ -1,9 +1,9 @@
 //! What `#[retryable]` expands to. Not for use by hand: it changes without notice.
 //!
 //! Most of it is about types that the macro sees only as names: whether an error knows its kind, whether a result can be
-//! JSON. Rust decides that when it looks a method up. `&&&Seen(error)` is asked for `text()`; the traits that have it are
-//! implemented for `&&Seen`, `&Seen` and `Seen` of ever more types, and the lookup, which takes references away one by one,
-//! finds the most special one first.
+//! JSON. Rust decides that when it looks a method up. `&&&&Seen(error)` is asked for `text()`; the traits that have it are
+//! implemented for `&&&Seen`, `&&Seen`, `&Seen` and `Seen` of ever more types, and the lookup, which takes references away
+//! one by one, finds the most special one first.
 
 use std::fmt::Display;
 
@@ -84,7 +84,7 @@ pub trait Told {
     fn text(&self) -> String;
 }
 
-impl Told for &&Seen<'_, Box<dyn std::error::Error + Send + Sync>> {
+impl Told for &&&Seen<'_, Box<dyn std::error::Error + Send + Sync>> {
     fn text(&self) -> String {
         chain(&**self.0)
     }
@@ -96,7 +96,7 @@ pub trait Described {
     fn text(&self) -> String;
 }
 
-impl<E: std::error::Error> Described for &Seen<'_, E> {
+impl<E: std::error::Error> Described for &&Seen<'_, E> {
     fn text(&self) -> String {
         chain(self.0)
     }
@@ -108,11 +108,21 @@ pub trait Shown {
     fn text(&self) -> String;
 }
 
-impl<E: Display> Shown for Seen<'_, E> {
+impl<E: Display> Shown for &Seen<'_, E> {
     fn text(&self) -> String {
         format!("{:#}", self.0)
     }
 }
+
+/// An error that cannot be shown. It is refused elsewhere; without this it would be refused here as well, less clearly.
+pub trait Mute {
+    /// Nothing.
+    fn text(&self) -> String {
+        String::new()
+    }
+}
+
+impl<E> Mute for Seen<'_, E> {}
 
 /// A result that can be JSON.
 pub trait Json {

@@ -1,5 +1,7 @@
 //! What cannot be stored, or run again from what was stored.
 
+#![allow(unused_variables)]
+
 use redrive::{Context, retryable};
 
 #[retryable]

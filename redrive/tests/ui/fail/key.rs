@@ -1,5 +1,7 @@
 //! Keys are texts with expressions over the arguments.
 
+#![allow(unused_variables)]
+
 use redrive::retryable;
 
 #[retryable(key = "pay-{order")]
@@ -14,11 +16,6 @@ async fn unopened(order: u64) -> Result<(), String> {
 
 #[retryable(key = "pay-{order.}")]
 async fn broken(order: u64) -> Result<(), String> {
-    Ok(())
-}
-
-#[retryable(key = "pay-{ordre}")]
-async fn misspelt(order: u64) -> Result<(), String> {
     Ok(())
 }
 

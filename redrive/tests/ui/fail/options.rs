@@ -1,5 +1,7 @@
 //! All that is wrong with the options is told at once, and the fn is there nevertheless.
 
+#![allow(unused_variables)]
+
 use redrive::retryable;
 
 #[retryable(

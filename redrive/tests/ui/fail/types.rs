@@ -1,13 +1,10 @@
 //! What the compiler finds out about types, told of what the user wrote.
 
+#![allow(unused_variables)]
+
 use redrive::retryable;
 
-struct NotStored;
-
-#[retryable]
-async fn not_stored(a: &NotStored) -> Result<(), String> {
-    Ok(())
-}
+struct NotJson;
 
 struct NotShown;
 
@@ -17,8 +14,8 @@ async fn not_shown() -> Result<(), NotShown> {
 }
 
 #[retryable(success_if = "result.code == 200")]
-async fn not_json() -> Result<NotStored, String> {
-    Ok(NotStored)
+async fn not_json() -> Result<NotJson, String> {
+    Ok(NotJson)
 }
 
 #[retryable(deadline = order)]
@@ -31,13 +28,6 @@ async fn not_send() -> Result<(), String> {
     let shared = std::rc::Rc::new(5);
     std::future::ready(()).await;
     drop(shared);
-    Ok(())
-}
-
-async fn not_retryable() {}
-
-#[retryable(on_success = not_retryable)]
-async fn no_callback(a: &str) -> Result<(), String> {
     Ok(())
 }
 

@@ -5,16 +5,10 @@
 use redrive::retryable;
 
 #[retryable]
-async fn pay(order: u64) -> Result<(), String> {
-    Ok(())
+async fn pay(order: u64) -> Result<u64, String> {
+    Ok(order)
 }
 
-async fn awaits() {
-    pay(5).await;
-}
-
-fn forgets() {
+fn main() {
     pay(5);
 }
-
-fn main() {}
