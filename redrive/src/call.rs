@@ -258,7 +258,7 @@ impl Engine {
     pub async fn call<C: Retryable>(&self, call: C) -> Called<C> {
         let defaults = self.defaults();
         let policy = defaults.adjusted(C::METHOD, policy_of(&call, &defaults.policy));
-        match call.persist().unwrap_or(defaults.persist) {
+        match defaults.persist_for(C::METHOD, call.persist()) {
             Persist::Never => self.call_in_memory(&call, &policy).await,
             Persist::Always => Box::pin(self.call_recorded(&call, policy)).await,
             persist => self.call_inline(&call, policy, persist).await,

@@ -164,7 +164,7 @@ impl Policy {
         let p = &mut problems;
         if let Some(n) = self.max_attempts {
             p.require((1..=MOST_ATTEMPTS).contains(&n), "max_attempts", || {
-                format!("must be from 1 to {MOST_ATTEMPTS}, is {n}; leave the limit out with null")
+                format!("must be from 1 to {MOST_ATTEMPTS}, is {n}; for no limit say null, in settings \"unlimited\"")
             });
         }
         p.require((1..=1000).contains(&self.max_crashes), "max_crashes", || {

@@ -389,7 +389,6 @@ async fn new_settings_hold_for_new_tasks_and_calls() {
 }
 
 #[tokio::test]
-#[ignore = "call() does not ask Defaults::persist_for yet"]
 async fn the_settings_say_when_calls_of_a_method_are_written_down() {
     let engine = Engine::builder(memory().await).handler::<Busy>().start().await.unwrap();
     engine.apply_settings(parse("[methods.busy]\npersist = 'manual'").unwrap()).unwrap();

@@ -60,7 +60,7 @@ async fn a_business_id_has_no_more_at_once_than_its_limit(db: Db) {
         }
     };
     let engine = started(&db, MethodOptions::default().per_business(2), handler).await;
-    let tasks = (0..120).map(|n| of(["a", "b", "c"][n as usize % 3], n)).collect();
+    let tasks = (0..120).map(|n| of(["a", "b", "c"][n as usize % 3], n));
     engine.enqueue_many(tasks).await.unwrap();
     for _ in 0..120 {
         calls.recv().await.unwrap();

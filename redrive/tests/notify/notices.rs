@@ -27,6 +27,8 @@ stores!(
     a_notice_knows_the_task,
     a_policy_without_notice_writes_none,
     a_settle_that_was_lost_tells_nobody,
+    a_notice_is_written_with_the_outcome_or_neither_is,
+    an_older_schema_is_brought_up_to_date,
 );
 
 const SENT: Round = Round { sent: 1, failed: 0 };
@@ -291,4 +293,31 @@ async fn a_settle_that_was_lost_tells_nobody(db: Db) {
     let rejected = Outcome::Failed(Failure::reject("invalid_data", "no"));
     assert_eq!(end(&db.store, &task, rejected, NOW).await, Settled::Lost);
     assert_eq!(db.count("redrive_notice").await, 0);
+}
+
+async fn a_notice_is_written_with_the_outcome_or_neither_is(db: Db) {
+    let (task, _) = claimed(&db.store, task(1)).await;
+    db.sql("ALTER TABLE redrive_notice RENAME TO hidden").await;
+    for outcome in [timeout(), Outcome::Failed(Failure::reject("invalid_data", "no"))] {
+        let change = settle(&task, &outcome, NOW, 0.0);
+        db.store.settle(&[Settle::new(task.clone(), change)], NOW).await.unwrap_err();
+        assert_eq!(db.store.get(task.id).await.unwrap(), Some(task.clone()), "as it was: running, ours");
+        assert_eq!(db.count("retry_dead").await, 0);
+    }
+    db.sql("ALTER TABLE hidden RENAME TO redrive_notice").await;
+    assert!(matches!(end(&db.store, &task, timeout(), NOW).await, Settled::Went(_)));
+    assert_eq!(db.count("redrive_notice").await, 1);
+}
+
+async fn an_older_schema_is_brought_up_to_date(db: Db) {
+    for sql in [
+        "DROP TABLE redrive_notice",
+        "DROP TABLE redrive_channel",
+        "UPDATE redrive_schema SET version = 1 WHERE one = 1",
+    ] {
+        db.sql(sql).await;
+    }
+    let store = db.another().await;
+    assert!(!store.has_notices().await.unwrap());
+    assert_eq!(store.channel_states().await.unwrap(), []);
 }
