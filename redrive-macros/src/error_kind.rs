@@ -4,7 +4,7 @@ use proc_macro2::TokenStream as Tokens;
 use quote::quote;
 use syn::{Attribute, Data, DeriveInput, Fields, Ident, LitStr, Variant};
 
-use crate::value;
+use crate::errors;
 
 pub(crate) fn expand(input: &DeriveInput) -> syn::Result<Tokens> {
     let body = match &input.data {
@@ -45,7 +45,7 @@ fn kind_of(name: &Ident, attributes: &[Attribute]) -> syn::Result<LitStr> {
         return Ok(LitStr::new(&name.to_string(), name.span()));
     };
     let kind: LitStr = attribute.parse_args()?;
-    value::check_kind(&kind)?;
+    errors::check_kind(&kind)?;
     Ok(kind)
 }
 

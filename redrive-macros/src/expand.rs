@@ -23,9 +23,10 @@ use quote::{quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Ident, Path};
 
+use crate::errors::Errors;
 use crate::options::Options;
 use crate::signature::{Argument, Call, both_types};
-use crate::value::{Errors, SuccessIf};
+use crate::value::SuccessIf;
 
 pub(crate) fn expand(call: &Call, options: &Options) -> Tokens {
     let (call_type, constructor, body) = (call_type(call), constructor(call), body(call));
@@ -103,7 +104,13 @@ fn stored(call: &Call, options: &Options) -> (Tokens, Tokens) {
     if !call.borrows() {
         return (quote!(#name), quote!());
     }
-    let (form, fields) = (serde_form(call), fields(call, |argument| { let ty = &argument.stored; quote!(#ty) }));
+    let (form, fields) = (
+        serde_form(call),
+        fields(call, |argument| {
+            let ty = &argument.stored;
+            quote!(#ty)
+        }),
+    );
     let tried_again = retryable(call, options, &quote!(__Stored));
     let definition = quote! {
         #[derive(::redrive::__private::serde::Serialize, ::redrive::__private::serde::Deserialize)]
@@ -334,7 +341,13 @@ fn constants(options: &Options) -> Tokens {
         quote!(fn persist(&self) -> ::core::option::Option<::redrive::Persist> { ::core::option::Option::Some(#persist) })
     });
     let priority = options.priority.as_ref().map(|priority| quote!(fn priority(&self) -> i16 { #priority }));
-    let encrypt = options.encrypt.then(|| quote!(fn encrypt(&self) -> bool { true }));
+    let encrypt = options.encrypt.then(|| {
+        quote!(
+            fn encrypt(&self) -> bool {
+                true
+            }
+        )
+    });
     quote!(#persist #priority #encrypt)
 }
 

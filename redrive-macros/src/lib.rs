@@ -3,8 +3,11 @@
 use proc_macro::TokenStream;
 use syn::{DeriveInput, parse_macro_input};
 
+mod backoff;
 mod error_kind;
+mod errors;
 mod expand;
+mod key;
 mod options;
 mod problems;
 mod retryable;

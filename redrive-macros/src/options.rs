@@ -10,8 +10,11 @@ use syn::ext::IdentExt;
 use syn::parse::{ParseBuffer, ParseStream, Parser};
 use syn::{Expr, Ident, LitStr, Path, Token, parenthesized};
 
+use crate::backoff;
+use crate::errors::{self, Errors};
+use crate::key;
 use crate::problems::Problems;
-use crate::value::{self, Errors, SuccessIf};
+use crate::value::{self, SuccessIf};
 
 /// What an attribute says.
 #[derive(Default)]
@@ -97,8 +100,8 @@ impl Options {
     fn read_policy(&self, name: &str, entry: &Entry<'_>) -> syn::Result<Option<Tokens>> {
         Ok(Some(match name {
             "max_attempts" => value::attempts(entry.assigned()?)?,
-            "backoff" => value::backoff(entry.assigned()?)?,
-            "jitter" => value::jitter(entry.assigned()?)?,
+            "backoff" => backoff::backoff(entry.assigned()?)?,
+            "jitter" => backoff::jitter(entry.assigned()?)?,
             "max_duration" | "timeout" => value::duration(entry.assigned()?)?,
             "deadline" => {
                 let at: Expr = entry.assigned()?.parse()?;
@@ -124,10 +127,10 @@ impl Options {
         match name {
             "name" => self.name = Some(value::method(entry.assigned()?)?),
             "persist" => self.persist = Some(value::word(entry.assigned()?, "Persist", STRATEGIES)?),
-            "retry_for" => self.retry_for = Some(value::errors(&entry.inside()?, entry.name.span())?),
-            "no_retry_for" => self.no_retry_for = Some(value::errors(&entry.inside()?, entry.name.span())?),
+            "retry_for" => self.retry_for = Some(errors::errors(&entry.inside()?, entry.name.span())?),
+            "no_retry_for" => self.no_retry_for = Some(errors::errors(&entry.inside()?, entry.name.span())?),
             "success_if" => self.success_if = Some(entry.assigned()?.parse()?),
-            "key" => self.key = Some(value::key(entry.assigned()?)?),
+            "key" => self.key = Some(key::key(entry.assigned()?)?),
             "business" => self.business = Some(value::business(&entry.inside()?, entry.name.span())?),
             "priority" => self.priority = Some(value::priority(entry.assigned()?)?),
             "on_success" => self.on_success = Some(entry.retryable()?),
@@ -240,7 +243,10 @@ mod tests {
         for (option, field) in [
             ("max_attempts = 5", "max_attempts:::core::option::Option::Some(5u32)"),
             ("max_attempts = unlimited", "max_attempts:::core::option::Option::None"),
-            ("timeout = \"1m 30s\"", "timeout:::core::option::Option::Some(::core::time::Duration::from_millis(90000u64))"),
+            (
+                "timeout = \"1m 30s\"",
+                "timeout:::core::option::Option::Some(::core::time::Duration::from_millis(90000u64))",
+            ),
             ("jitter = \"1s\"", "jitter:::redrive::Jitter::Add(::core::time::Duration::from_millis(1000u64))"),
             ("jitter = none", "jitter:::redrive::Jitter::None"),
             ("jitter = proportional(0.2)", "jitter:::redrive::Jitter::Proportional(0.2f64)"),
@@ -261,7 +267,10 @@ mod tests {
         };
         assert_eq!(policy("backoff = exponential"), exponential(2_000, "2f64", 600_000));
         assert_eq!(policy("backoff = exponential(factor = 1.5)"), exponential(2_000, "1.5f64", 600_000));
-        assert_eq!(policy("backoff = exponential(initial = \"1s\", max = \"5m\", factor = 3)"), exponential(1_000, "3f64", 300_000));
+        assert_eq!(
+            policy("backoff = exponential(initial = \"1s\", max = \"5m\", factor = 3)"),
+            exponential(1_000, "3f64", 300_000)
+        );
     }
 
     #[test]
@@ -289,7 +298,10 @@ mod tests {
             ("backoff = fixed", "has one delay"),
             ("backoff = fixed(\"1s\", \"2s\")", "has one delay"),
             ("backoff = list()", "from 1 to 100 delays"),
-            ("jitter = some", "a duration that is added, such as \"1s\", or one of none, full, equal, proportional(0.2)"),
+            (
+                "jitter = some",
+                "a duration that is added, such as \"1s\", or one of none, full, equal, proportional(0.2)",
+            ),
             ("jitter = proportional(1.5)", "from 0 to 1"),
             ("persist = sometimes", "one of retry_only, on_failure, always, manual, never"),
             ("persist = \"always\"", "one of retry_only, on_failure, always, manual, never"),
@@ -326,7 +338,8 @@ mod tests {
 
     #[test]
     fn all_that_is_wrong_is_told_and_what_is_right_is_kept() {
-        let (options, said) = read("retries = 5, max_attempts = 0, keep, timeout = \"soon\", priority = 5, persist = x");
+        let (options, said) =
+            read("retries = 5, max_attempts = 0, keep, timeout = \"soon\", priority = 5, persist = x");
         assert_eq!(said.len(), 4, "{said:?}");
         assert_eq!(options.policy.len(), 1);
         assert_eq!(options.priority.unwrap().to_string(), "5i16");
@@ -337,7 +350,10 @@ mod tests {
         let key = |text: &str| read(&format!("key = {text:?}")).0.key.unwrap().to_string().replace(' ', "");
         assert_eq!(key("nightly"), "::redrive::Key::Given(::std::format!(\"nightly\",))");
         assert_eq!(key("{a.b}-{{é}}-{f(c)}"), "::redrive::Key::Given(::std::format!(\"{}-{{é}}-{}\",a.b,f(c)))");
-        assert_eq!(key("{match a { 0 => b, _ => c }}"), "::redrive::Key::Given(::std::format!(\"{}\",matcha{0=>b,_=>c}))");
+        assert_eq!(
+            key("{match a { 0 => b, _ => c }}"),
+            "::redrive::Key::Given(::std::format!(\"{}\",matcha{0=>b,_=>c}))"
+        );
     }
 
     #[test]
@@ -346,6 +362,9 @@ mod tests {
         assert_eq!(said, Vec::<String>::new());
         let errors = options.retry_for.unwrap();
         assert_eq!(errors.kinds.iter().map(LitStr::value).collect::<Vec<_>>(), ["http.503", "timeout"]);
-        assert_eq!(errors.patterns.iter().map(ToString::to_string).collect::<Vec<_>>(), ["E :: A (..) | E :: B", "E :: C (n) if * n > 5"]);
+        assert_eq!(
+            errors.patterns.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["E :: A (..) | E :: B", "E :: C (n) if * n > 5"]
+        );
     }
 }

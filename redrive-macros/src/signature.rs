@@ -6,8 +6,8 @@
 use quote::ToTokens;
 use syn::visit::{self, Visit};
 use syn::{
-    Attribute, FnArg, GenericArgument, Ident, ItemFn, Lifetime, Pat, PatType, PathArguments, ReturnType, Safety, Signature,
-    Type, TypeImplTrait, TypeReference, parse_quote,
+    Attribute, FnArg, GenericArgument, Ident, ItemFn, Lifetime, Pat, PatType, PathArguments, ReturnType, Safety,
+    Signature, Type, TypeImplTrait, TypeReference, parse_quote,
 };
 
 use crate::problems::Problems;
@@ -110,7 +110,9 @@ fn check_form(signature: &Signature, problems: &mut Problems) {
 fn is_context(input: &FnArg) -> bool {
     match input {
         FnArg::Typed(PatType { ty, .. }) => match &**ty {
-            Type::Reference(to) => to.mutability.is_none() && last_segment(&to.elem).is_some_and(|s| s.ident == "Context"),
+            Type::Reference(to) => {
+                to.mutability.is_none() && last_segment(&to.elem).is_some_and(|s| s.ident == "Context")
+            }
             _ => false,
         },
         FnArg::Receiver(_) => false,
@@ -136,7 +138,9 @@ impl Argument {
         };
         let name = match &*input.pat {
             Pat::Ident(pat) if pat.by_ref.is_none() && pat.subpat.is_none() => pat.ident.clone(),
-            other => return Err(syn::Error::new_spanned(other, "an argument has a plain name, under which it is stored")),
+            other => {
+                return Err(syn::Error::new_spanned(other, "an argument has a plain name, under which it is stored"));
+            }
         };
         let (stored, target) = stored(&input.ty)?;
         Ok(Self { name, serde: take_attributes(&mut input.attrs, &["serde"]), stored, target })
@@ -213,7 +217,9 @@ impl Search {
 impl<'ast> Visit<'ast> for Search {
     fn visit_type_reference(&mut self, reference: &'ast TypeReference) {
         match &reference.lifetime {
-            Some(lifetime) if self.or_is_static && lifetime.ident == "static" => visit::visit_type_reference(self, reference),
+            Some(lifetime) if self.or_is_static && lifetime.ident == "static" => {
+                visit::visit_type_reference(self, reference);
+            }
             _ => self.refuse(reference),
         }
     }
@@ -246,7 +252,8 @@ mod tests {
 
     #[test]
     fn arguments_are_stored_as_what_they_own() {
-        let call = read("async fn f(mut a: u64, b: &Order, c: &str, d: &[Item], e: Cow<'static, str>) -> Result<(), E> {}");
+        let call =
+            read("async fn f(mut a: u64, b: &Order, c: &str, d: &[Item], e: Cow<'static, str>) -> Result<(), E> {}");
         let call = call.ok().unwrap();
         let stored: Vec<_> = call.arguments.iter().map(|argument| text(&argument.stored)).collect();
         assert_eq!(stored, ["u64", "Order", "::std::string::String", "::std::vec::Vec<Item>", "Cow<'static,str>"]);
@@ -256,7 +263,9 @@ mod tests {
 
     #[test]
     fn the_context_is_first_behind_a_reference_and_not_an_argument() {
-        for (context, takes) in [("cx: &Context<'_>, ", true), ("cx: &redrive::Context<'_>, ", true), ("cx: Context, ", false)] {
+        for (context, takes) in
+            [("cx: &Context<'_>, ", true), ("cx: &redrive::Context<'_>, ", true), ("cx: Context, ", false)]
+        {
             let call = read(&format!("async fn f({context}a: u8) -> Result<(), E> {{}}")).ok().unwrap();
             assert_eq!((call.takes_context, call.arguments.len()), (takes, if takes { 1 } else { 2 }), "{context}");
         }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use redrive::testing::Testing;
 use redrive::{
-    Backoff, Business, Context, ErrorKind, FinalFailure, Jitter, Key, Kind, Notify, OnCrash, OnExhausted, Persist, Policy,
-    Registration, Retryable, Succeeded, Timestamp, Verdict, retryable,
+    Backoff, Business, Context, ErrorKind, FinalFailure, Jitter, Key, Kind, Notify, OnCrash, OnExhausted, Persist,
+    Policy, Registration, Retryable, Succeeded, Timestamp, Verdict, retryable,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -32,7 +32,9 @@ struct Receipt {
 #[derive(Debug, ErrorKind)]
 enum PayError {
     Timeout(u32),
-    Declined { why: String },
+    Declined {
+        why: String,
+    },
     #[kind("http.503")]
     Busy,
     Other,
@@ -393,7 +395,14 @@ mod names {
     pub(super) type Stored = Body;
 
     #[retryable(name = "names", key = "{defaults}-{error}-{output.id}-{verdict}", deadline = Timestamp::from_millis(*nothing))]
-    pub(super) async fn names(defaults: u8, error: &str, output: &Stored, verdict: bool, nothing: i64, cx: u8) -> Result<Body, String> {
+    pub(super) async fn names(
+        defaults: u8,
+        error: &str,
+        output: &Stored,
+        verdict: bool,
+        nothing: i64,
+        cx: u8,
+    ) -> Result<Body, String> {
         _ = (defaults, error, verdict, nothing, cx);
         Ok(output.clone())
     }
@@ -425,7 +434,12 @@ mod run {
     }
 
     #[retryable(name = "run.flaky", key = "{name}-{order.id}", on_success = told)]
-    pub(super) async fn flaky(cx: &Context<'_>, name: &str, order: &Order, tags: Vec<String>) -> redrive::Result<usize> {
+    pub(super) async fn flaky(
+        cx: &Context<'_>,
+        name: &str,
+        order: &Order,
+        tags: Vec<String>,
+    ) -> redrive::Result<usize> {
         cx.state::<Log>()?.say(format!("{} {name} {} {tags:?}", cx.attempt(), order.id));
         if cx.attempt() < 3 { Err(redrive::Error::invalid("order", "not yet")) } else { Ok(tags.len()) }
     }
@@ -444,6 +458,7 @@ mod run {
     }
 
     #[retryable(name = "run.nothing", persist = always)]
+    #[tracing::instrument(skip_all)]
     pub(super) async fn nothing(cx: &Context<'_>) -> redrive::Result<()> {
         cx.state::<Log>()?.say("nothing");
         if cx.attempt() == 1 { Err(redrive::Error::invalid("it", "fails once")) } else { Ok(()) }
@@ -459,7 +474,10 @@ async fn a_call_is_tried_here_and_then_from_what_was_stored() {
     assert!(deferred.is_deferred(), "{deferred}");
     let task = test.waiting().await.remove(0);
     assert_eq!((task.method.as_str(), task.key.as_deref()), ("run.flaky", Some("ann-7")));
-    assert_eq!(serde_json::from_str::<Value>(&task.params).unwrap(), json!({"name": "ann", "order": order(), "tags": tags}));
+    assert_eq!(
+        serde_json::from_str::<Value>(&task.params).unwrap(),
+        json!({"name": "ann", "order": order(), "tags": tags})
+    );
     test.drain().await;
     let tries = (1..=3).map(|n| format!("{n} ann 7 [\"a\", \"b\"]"));
     assert_eq!(log.said(), tries.chain(["run.flaky gave 2".to_owned()]).collect::<Vec<_>>());

@@ -13,8 +13,8 @@
 //! is. A channel is used once in `digest_interval` at the most; the first message goes at once.
 //!
 //! *Failure.* A channel that fails is tried again after 5 s, 10 s … up to 10 min; its notices stay, and others do not wait
-//! for it or get anything twice. A node that dies between sending and noting leaves a message that will be sent again: a
-//! message is sent at least once, and exactly once if nobody dies in that moment. A task that succeeds, is cancelled or
+//! for it or get anything twice. A node that dies, or loses the database, between sending and noting leaves a message that
+//! will be sent again: a message is sent at least once, and exactly once if nothing happens in that moment. A task that succeeds, is cancelled or
 //! dies meanwhile is still told of.
 
 mod mail;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use redrive::notify::{Channel, Encryption, Mail, Message};
+use redrive::notify::{Channel, Encryption, Mail, Message, NotifyConfig};
 
 use crate::harness::NOW;
 use crate::sink::{Sink, header, mails_in, text};
@@ -52,6 +52,16 @@ async fn a_server_that_is_not_there_is_an_error() {
     let sink = Sink::down();
     let said = send(sink.mail(), &message("s", "t")).await.unwrap_err();
     assert!(said.to_lowercase().contains("refused"), "{said}");
+}
+
+#[tokio::test]
+async fn a_test_message_says_of_each_channel_whether_it_works() {
+    let sink = Sink::start().await;
+    let mut config: NotifyConfig = sink.config();
+    config.channels.insert("broken".into(), Channel::Mail(Sink::down().mail()));
+    let results: Vec<_> = config.send_test().await.into_iter().map(|(name, sent)| (name, sent.is_ok())).collect();
+    assert_eq!(results, [("broken".to_owned(), false), ("ops".to_owned(), true)]);
+    assert_eq!(header(&sink.mails()[0], "Subject").as_deref(), Some("[redrive] test"));
 }
 
 /// The sink of `scripts/db`: it wants TLS and a login.

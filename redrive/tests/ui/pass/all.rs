@@ -1,6 +1,13 @@
 //! Strict lints, docs, other attributes, and a fn that lives in a fn.
 
-#![deny(warnings, missing_docs, unreachable_pub, missing_debug_implementations, rust_2018_idioms, elided_lifetimes_in_paths)]
+#![deny(
+    warnings,
+    missing_docs,
+    unreachable_pub,
+    missing_debug_implementations,
+    rust_2018_idioms,
+    elided_lifetimes_in_paths
+)]
 #![forbid(unsafe_code)]
 
 use redrive::{Context, Retryable, retryable};
