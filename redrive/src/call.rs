@@ -364,7 +364,11 @@ impl Engine {
         let change = settle(&task, &outcome, now, random(&task));
         let to = change.to;
         if let To::Pending { .. } = to {
-            let answer = self.insert_tried(task.after(&change, now)).await?;
+            let task = task.after(&change, now);
+            let answer = self.insert_tried(task.clone()).await?;
+            if change.notice && !answer.existed {
+                self.store().note_failing(&Task { id: answer.id, ..task }, now).await?;
+            }
             return Ok(Written { id: answer.id, existed: answer.existed, to });
         }
         let id = task.id;

@@ -87,4 +87,5 @@ pub use task::{Attempt, Business, Lane, LastError, NodeNumber, Status, StopReque
 #[doc = include_str!("../../docs/guide/testing.md")]
 #[doc = include_str!("../../docs/guide/transactions.md")]
 #[doc = include_str!("../../redrive-macros/src/retryable.md")]
+#[cfg_attr(feature = "notify", doc = include_str!("../../docs/guide/notices.md"))]
 struct Guides;

@@ -9,6 +9,7 @@
 //! | `redrive_depth`, `redrive_lag_seconds`, `redrive_oldest_due_seconds` | gauges by `method`, from one node of the cluster |
 //! | `redrive_unhandled` | gauge: tasks of methods that no live node handles |
 //! | `redrive_fenced` | counter: nodes that this one declared dead |
+//! | `redrive_notices_sent`, `redrive_notices_failed` | counters by `channel`: messages to people |
 //!
 //! An attempt runs in the span `attempt` (level DEBUG: task, method, attempt, node), so what a handler logs says which task
 //! it was for. It is at that level because a span costs more than all else that a plain attempt does here.

@@ -208,6 +208,13 @@ fn pattern(channel: &str) -> String {
 }
 
 impl Store {
+    /// People are to be told of this task, which waits after its first try. Nothing is lost if this is not reached: the next
+    /// failure asks for it again.
+    pub(crate) async fn note_failing(&self, task: &Task, now: Timestamp) -> Result<()> {
+        let doing = format!("noting that people are to be told of task {}", task.id);
+        retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| write(c, &[(task, None)], now).await)
+    }
+
     /// Whether there is anything that people are to be told of.
     pub async fn has_notices(&self) -> Result<bool> {
         retrying!(self.pools(), Use::Read, Scope::Statement, "looking for notices", |c, _| {
