@@ -245,9 +245,13 @@ fn policy(call: &Call, options: &Options) -> Tokens {
     }
 }
 
+/// The kinds of a list. That it has patterns, too, is one more, which no error is of: so the policy knows that there is a
+/// list, and whoever reads it, that there is more to it.
 fn kinds(errors: Option<&Errors>) -> Tokens {
     let kinds = errors.into_iter().flat_map(|errors| &errors.kinds);
-    quote!(::std::vec![#(::redrive::Kind::of(#kinds)),*])
+    let patterns = errors.filter(|errors| !errors.patterns.is_empty()).map(|_| "(patterns)");
+    let patterns = patterns.into_iter();
+    quote!(::std::vec![#(::redrive::Kind::of(#kinds),)* #(::redrive::Kind::of(#patterns)),*])
 }
 
 fn is_success(call: &Call, options: &Options) -> Tokens {
@@ -261,7 +265,7 @@ fn is_success(call: &Call, options: &Options) -> Tokens {
     }
 }
 
-/// Patterns first, then kinds by the policy. `retry_for` with patterns alone leaves nothing to kinds.
+/// Patterns first, then kinds by the policy.
 fn classify(options: &Options) -> Tokens {
     let (error, verdict) = (local("error"), local("verdict"));
     let when = |errors: &Option<Errors>, decided: &str| {
@@ -275,10 +279,6 @@ fn classify(options: &Options) -> Tokens {
         })
     };
     let (fatal, retry) = (when(&options.no_retry_for, "fatal"), when(&options.retry_for, "retry"));
-    let otherwise = match &options.retry_for {
-        Some(errors) if errors.kinds.is_empty() => quote!(::redrive::__private::fatal(#verdict)),
-        _ => quote!(#verdict),
-    };
     quote! {
         fn classify(&self, #error: &Self::Error) -> ::redrive::Verdict {
             let #verdict = {
@@ -291,7 +291,7 @@ fn classify(options: &Options) -> Tokens {
             };
             #fatal
             #retry
-            #otherwise
+            #verdict
         }
     }
 }

@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 use redrive::testing::Testing;
-use redrive::{
+use redrive::{Class, 
     Backoff, Business, Context, ErrorKind, FinalFailure, Jitter, Key, Kind, Notify, OnCrash, OnExhausted, Persist,
     Policy, Registration, Retryable, Succeeded, Timestamp, Verdict, retryable,
 };
@@ -111,8 +111,8 @@ fn every_option_reaches_the_call() {
         max_duration: Some(Duration::from_secs(3600)),
         deadline: Some(order.expires_at),
         timeout: Some(Duration::from_secs(10)),
-        retry_for: vec![Kind::http(503)],
-        no_retry_for: vec![Kind::http(404)],
+        retry_for: vec![Kind::http(503), Kind::of("(patterns)")],
+        no_retry_for: vec![Kind::http(404), Kind::of("(patterns)")],
         notify: Some(Notify::FailingFor(Duration::from_secs(1800))),
         on_exhausted: OnExhausted::Escalate,
         on_crash: OnCrash::Dead,
@@ -243,11 +243,12 @@ fn patterns_alone_decide_alone() {
     let classify = |error| lists::patterns().classify(&error);
     assert_eq!(said(&classify(PayError::Other)), ("retry", "Other"));
     assert_eq!(said(&classify(PayError::Timeout(5))), ("retry", "Timeout"));
-    assert_eq!(said(&classify(PayError::Timeout(10))), ("fatal", "Timeout"));
+    assert_eq!(said(&classify(PayError::Timeout(10))), ("failed", "Timeout"));
     assert_eq!(said(&classify(PayError::Busy)), ("retry", "http.503"));
-    assert_eq!(said(&classify(PayError::Declined { why: "no".into() })), ("fatal", "Declined"));
+    assert_eq!(said(&classify(PayError::Declined { why: "no".into() })), ("failed", "Declined"));
     let policy = lists::patterns().policy(Policy { retry_for: vec![Kind::PANIC], ..Policy::default() });
-    assert_eq!(policy, Policy::default(), "the lists of a method replace those of the settings");
+    assert_eq!(policy.retry_for, [Kind::of("(patterns)")], "the lists of a method replace those of the settings");
+    assert_eq!(policy.classify(&Kind::of("Declined")), Class::Reject, "what no pattern matches");
 }
 
 #[test]
@@ -264,7 +265,7 @@ fn what_a_call_decides_itself_stands() {
     let classify = |verdict| lists::verdict().classify(&verdict);
     assert_eq!(said(&classify(Verdict::Snooze(Duration::from_secs(1)))), ("snooze", ""));
     assert_eq!(said(&classify(Verdict::fatal("no"))), ("fatal", "error"));
-    assert_eq!(said(&classify(fmt::Error.into())), ("fatal", "error"), "only patterns, and none of them matches");
+    assert_eq!(said(&classify(fmt::Error.into())), ("failed", "error"), "none of the patterns matches: the policy decides");
 }
 
 #[derive(Debug)]
