@@ -150,6 +150,7 @@ fn retryable(call: &Call, options: &Options, this: &Tokens) -> Tokens {
     let (method, types, execute) = (method(call, options), types(call), execute(call));
     let methods = [
         policy(call, options),
+        first_try(options),
         is_success(call, options),
         classify(options),
         result(options),
@@ -241,6 +242,20 @@ fn policy(call: &Call, options: &Options) -> Tokens {
         fn policy(&self, #defaults: ::redrive::Policy) -> ::redrive::Policy {
             #arguments
             ::redrive::Policy { #(#fields,)* ..#defaults }
+        }
+    }
+}
+
+/// What a first try needs of the policy, without making all of it.
+fn first_try(options: &Options) -> Tokens {
+    let defaults = local("defaults");
+    let timeout = options.timeout.clone().unwrap_or_else(|| quote!(#defaults.timeout));
+    let judged = matches!(options.success_if, Some(SuccessIf::Cel(_))) || options.on_success.is_some() || options.keep;
+    let plain = if judged { quote!(false) } else { quote!(::redrive::FirstTry::is_plain(#defaults)) };
+    quote! {
+        #[inline]
+        fn first_try(&self, #defaults: &::redrive::Policy) -> ::redrive::FirstTry {
+            ::redrive::FirstTry { timeout: #timeout, plain: #plain }
         }
     }
 }

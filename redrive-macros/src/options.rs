@@ -32,6 +32,10 @@ pub(crate) struct Options {
     pub(crate) encrypt: bool,
     pub(crate) on_success: Option<Path>,
     pub(crate) on_final_failure: Option<Path>,
+    /// The time limit of a try, which is among the policy's fields, too.
+    pub(crate) timeout: Option<Tokens>,
+    /// Whether its result is kept, which is among the policy's fields, too.
+    pub(crate) keep: bool,
 }
 
 /// All there are, each as it is written.
@@ -90,7 +94,13 @@ impl Options {
         }
         let entry = Entry { name: &name, usage, input };
         match self.read_policy(known, &entry)? {
-            Some(value) => self.policy.push(quote!(#name: #value)),
+            Some(value) => {
+                if name == "timeout" {
+                    self.timeout = Some(value.clone());
+                }
+                self.keep |= name == "keep";
+                self.policy.push(quote!(#name: #value));
+            }
             None => self.read_other(known, &entry)?,
         }
         Ok(())

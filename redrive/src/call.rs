@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::id::TaskId;
 use crate::new_task::NewTask;
 use crate::policy::Policy;
-use crate::retryable::{Persist, Retryable, new_task, policy_of};
+use crate::retryable::{FirstTry, Persist, Retryable, new_task, policy_of};
 use crate::settle::{Outcome, To, settle};
 use crate::task::{Business, Task};
 
@@ -224,7 +224,6 @@ fn cause<C: Retryable>(ended: Ended<C>) -> Cause<C::Output, C::Error> {
 struct Asked<'a, C> {
     engine: &'a Engine,
     call: &'a C,
-    policy: &'a Policy,
 }
 
 impl<C: Retryable> Asked<'_, C> {
@@ -243,7 +242,7 @@ impl<C: Retryable> Inline for Asked<'_, C> {
     }
 
     fn limit(&self) -> Option<Timestamp> {
-        self.policy.limit(self.engine.now())
+        self.engine.policy_for(self.call).limit(self.engine.now())
     }
 
     fn new_id(&self) -> TaskId {
@@ -256,37 +255,41 @@ impl Engine {
     /// Makes a call: tries it here and now and, if that fails, writes it down as its [`Persist`] strategy says, so that it is
     /// made good later. Gives the value, or says what will become of it.
     pub async fn call<C: Retryable>(&self, call: C) -> Called<C> {
-        let defaults = self.defaults();
-        let policy = defaults.adjusted(C::METHOD, policy_of(&call, &defaults.policy));
-        match defaults.persist_for(C::METHOD, call.persist()) {
-            Persist::Never => self.call_in_memory(&call, &policy).await,
-            Persist::Always => Box::pin(self.call_recorded(&call, policy)).await,
-            persist => self.call_inline(&call, policy, persist).await,
+        let (persist, first) = self.first_try_of(&call);
+        if persist == Persist::Always {
+            return Box::pin(self.call_recorded(&call)).await;
+        }
+        let asked = Asked { engine: self, call: &call };
+        let cx = self.inline_context(1, &asked);
+        let ended = try_once(&call, &cx, first.timeout).await;
+        match ended {
+            Ok(value) if first.plain && call.is_success(&value) => Ok(value),
+            ended => Box::pin(self.call_tried(&call, &cx, persist, ended)).await,
         }
     }
 
-    /// One try, and writing down if it fails.
-    async fn call_inline<C: Retryable>(&self, call: &C, policy: Policy, persist: Persist) -> Called<C> {
-        let asked = Asked { engine: self, call, policy: &policy };
-        let cx = self.inline_context(1, &asked);
-        let ended = try_once(call, &cx, policy.timeout).await;
-        let outcome = judge(call, &cx, &policy, &ended);
+    /// The policy of a call, settings included.
+    fn policy_for<C: Retryable>(&self, call: &C) -> Policy {
+        let defaults = self.defaults();
+        defaults.adjusted(C::METHOD, policy_of(call, &defaults.policy))
+    }
+
+    /// What becomes of a first try that was not plainly a success.
+    async fn call_tried<C: Retryable>(&self, call: &C, cx: &Context<'_>, persist: Persist, ended: Ended<C>) -> Called<C> {
+        let policy = self.policy_for(call);
+        let outcome = judge(call, cx, &policy, &ended);
         match ended {
             Ok(value) if outcome == Outcome::Done => {
-                if policy.on_success.is_none() && !policy.keep {
+                if FirstTry::is_plain(&policy) || persist == Persist::Never {
                     return Ok(value);
                 }
-                let id = cx.task_id();
-                Box::pin(self.record_success(call, policy, id, value)).await
+                self.record_success(call, policy, cx.task_id(), value).await
             }
+            ended if persist == Persist::Never => self.call_in_memory(call, &policy, outcome, ended).await,
+            ended if persist == Persist::Manual && !cx.said().persist => Err(unwritten(&outcome, cause::<C>(ended))),
             ended => {
-                let (id, asked_for) = (cx.id_told(), cx.said().persist);
-                let cause = cause::<C>(ended);
-                if persist == Persist::Manual && !asked_for {
-                    return Err(unwritten(&outcome, cause));
-                }
-                let wanted = persist != Persist::RetryOnly;
-                Box::pin(self.record_failure(call, policy, id, outcome, cause, wanted)).await
+                let rejects = persist != Persist::RetryOnly;
+                self.record_failure(call, policy, cx.id_told(), outcome, cause::<C>(ended), rejects).await
             }
         }
     }
@@ -378,8 +381,8 @@ impl Engine {
     }
 
     /// Written down before it is tried.
-    async fn call_recorded<C: Retryable>(&self, call: &C, policy: Policy) -> Called<C> {
-        let recorded = match new_task(call, policy) {
+    async fn call_recorded<C: Retryable>(&self, call: &C) -> Called<C> {
+        let recorded = match new_task(call, self.policy_for(call)) {
             Ok(new) => self.hold_inline(new).await,
             Err(e) => Err(e),
         };
@@ -405,31 +408,34 @@ impl Engine {
         }
     }
 
-    /// Tried again and again, here.
-    async fn call_in_memory<C: Retryable>(&self, call: &C, policy: &Policy) -> Called<C> {
-        let asked = Asked { engine: self, call, policy };
+    /// Tried again and again, here: after a first try that ended like this.
+    async fn call_in_memory<C: Retryable>(
+        &self,
+        call: &C,
+        policy: &Policy,
+        mut outcome: Outcome,
+        mut ended: Ended<C>,
+    ) -> Called<C> {
+        let asked = Asked { engine: self, call };
         let (mut failures, mut since) = (0, None);
         loop {
-            let cx = self.inline_context(failures + 1, &asked);
-            let ended = try_once(call, &cx, policy.timeout).await;
-            let outcome = judge(call, &cx, policy, &ended);
-            let failure = match (outcome, ended) {
+            match (outcome, ended) {
                 (Outcome::Done, Ok(value)) => return Ok(value),
-                (Outcome::Snooze(time), _) => {
-                    pause(time).await;
-                    continue;
+                (Outcome::Snooze(time), _) => pause(time).await,
+                (Outcome::Failed(failure), ended) if failure.class == Class::Retry => {
+                    failures += 1;
+                    let now = self.now();
+                    let created = *since.get_or_insert(now);
+                    match policy.next(failures, failure.retry_after, created, now, self.chance(failures)) {
+                        Ok(due) => pause(due.since(now)).await,
+                        Err(_) => return Err(CallError::Exhausted { task_id: None, cause: cause::<C>(ended) }),
+                    }
                 }
-                (Outcome::Failed(failure), ended) if failure.class == Class::Retry => (failure, ended),
                 (_, ended) => return Err(CallError::Rejected { cause: cause::<C>(ended) }),
-            };
-            let (failure, ended) = failure;
-            failures += 1;
-            let now = self.now();
-            let created = *since.get_or_insert(now);
-            match policy.next(failures, failure.retry_after, created, now, self.chance(failures)) {
-                Ok(due) => pause(due.since(now)).await,
-                Err(_) => return Err(CallError::Exhausted { task_id: None, cause: cause::<C>(ended) }),
             }
+            let cx = self.inline_context(failures + 1, &asked);
+            ended = try_once(call, &cx, policy.timeout).await;
+            outcome = judge(call, &cx, policy, &ended);
         }
     }
 }

@@ -66,7 +66,7 @@ pub use id::{SHARDS, TaskId};
 pub use new_task::{Key, NewTask, OnDuplicate};
 pub use policy::{Notify, OnCrash, OnExhausted, Policy, RetryStrategy};
 pub use redrive_macros::{ErrorKind, retryable};
-pub use retryable::{IntoTask, Persist, Registration, Retryable};
+pub use retryable::{FirstTry, IntoTask, Persist, Registration, Retryable};
 pub use settings::{DatabaseUrl, Defaults, MethodSettings, PolicyPatch, Settings, Watcher};
 pub use settle::{Change, DeadReason, Outcome, To, give_up, settle, spent};
 pub use store::{Enqueued, Store, StoreOptions};

@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -80,6 +81,12 @@ pub trait Retryable: Serialize + Send + Sync {
         defaults
     }
 
+    /// What of the policy the first try needs. It must say what [`policy`](Self::policy) says; a call that knows it without
+    /// making a whole policy is a little cheaper when it succeeds.
+    fn first_try(&self, defaults: &Policy) -> FirstTry {
+        FirstTry::of(&policy_of(self, defaults))
+    }
+
     /// When it is written down; `None`: as the settings say, [`Persist::RetryOnly`] if they do not.
     fn persist(&self) -> Option<Persist> {
         None
@@ -134,8 +141,30 @@ pub trait Retryable: Serialize + Send + Sync {
     }
 }
 
+/// What the first try of a call needs of its policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FirstTry {
+    /// How long it may take.
+    pub timeout: Option<Duration>,
+    /// Whether a success is just that: nothing else judges it, is told of it, or keeps it.
+    pub plain: bool,
+}
+
+impl FirstTry {
+    /// By this policy.
+    pub fn of(policy: &Policy) -> Self {
+        Self { timeout: policy.timeout, plain: Self::is_plain(policy) }
+    }
+
+    /// Whether a success under this policy is just that.
+    #[inline]
+    pub fn is_plain(policy: &Policy) -> bool {
+        policy.success_if.is_none() && policy.on_success.is_none() && !policy.keep
+    }
+}
+
 /// The policy of a call under these defaults, callbacks included.
-pub(crate) fn policy_of(call: &impl Retryable, defaults: &Policy) -> Policy {
+pub(crate) fn policy_of<C: Retryable + ?Sized>(call: &C, defaults: &Policy) -> Policy {
     let mut policy = call.policy(defaults.clone());
     policy.on_success = policy.on_success.or_else(|| call.on_success().map(Cow::Borrowed));
     policy.on_final_failure = policy.on_final_failure.or_else(|| call.on_final_failure().map(Cow::Borrowed));

@@ -14,6 +14,7 @@ use crate::context::{Context, Inline};
 use crate::error::{Error, Result};
 use crate::id::TaskId;
 use crate::new_task::{NewTask, OnDuplicate};
+use crate::retryable::{FirstTry, Persist, Retryable};
 use crate::settings::Defaults;
 use crate::settle::Outcome;
 use crate::store::{Enqueued, Prepared, TaskFilter};
@@ -26,6 +27,11 @@ impl Engine {
     /// What holds for calls and tasks that do not say otherwise.
     pub fn defaults(&self) -> Arc<Defaults> {
         self.0.defaults.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
+    /// When a call is written down, and what its first try needs of its policy.
+    pub(crate) fn first_try_of<C: Retryable>(&self, call: &C) -> (Persist, FirstTry) {
+        self.0.defaults.read().unwrap_or_else(std::sync::PoisonError::into_inner).first_try(call)
     }
 
     /// Whether this engine has a handler of this method.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::policy::Policy;
-use crate::retryable::Persist;
+use crate::retryable::{FirstTry, Persist, Retryable, policy_of};
 
 use super::{PolicyPatch, Settings};
 
@@ -43,6 +43,15 @@ impl Defaults {
             None => policy,
             Some(other) => other.patch.over(policy),
         }
+    }
+
+    /// When a call is written down, and what its first try needs of its policy.
+    pub(crate) fn first_try<C: Retryable>(&self, call: &C) -> (Persist, FirstTry) {
+        if !self.methods.contains_key(C::METHOD) {
+            return (call.persist().unwrap_or(self.persist), call.first_try(&self.policy));
+        }
+        let policy = self.adjusted(C::METHOD, policy_of(call, &self.policy));
+        (self.persist_for(C::METHOD, call.persist()), FirstTry::of(&policy))
     }
 
     /// When calls of this method are written down, if the call itself says `own`. The settings of the method win over it.
