@@ -43,7 +43,8 @@ async fn pay_order(State(redrive): State<Engine>, Path(order): Path<u64>) -> (St
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let once = std::env::args().any(|argument| argument == "--once");
-    let (database, address) = if once { ("sqlite::memory:", "127.0.0.1:0") } else { ("sqlite://shop.db", "127.0.0.1:8080") };
+    let (database, address) =
+        if once { ("sqlite::memory:", "127.0.0.1:0") } else { ("sqlite://shop.db", "127.0.0.1:8080") };
     let app = App { channel_is_up: (!once).into() };
     let redrive = Engine::builder(Store::open(database).await?).state(app).start().await?;
     let router = Router::new().route("/orders/{order}/pay", post(pay_order)).with_state(redrive.clone());

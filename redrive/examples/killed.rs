@@ -28,7 +28,7 @@ impl Retryable for Pay {
     async fn execute(&self, _: &Context<'_>) -> std::io::Result<()> {
         println!("trying to pay order {}", self.order);
         if self.always {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
         Err(std::io::ErrorKind::TimedOut.into())
     }

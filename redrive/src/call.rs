@@ -275,7 +275,13 @@ impl Engine {
     }
 
     /// What becomes of a first try that was not plainly a success.
-    async fn call_tried<C: Retryable>(&self, call: &C, cx: &Context<'_>, persist: Persist, ended: Ended<C>) -> Called<C> {
+    async fn call_tried<C: Retryable>(
+        &self,
+        call: &C,
+        cx: &Context<'_>,
+        persist: Persist,
+        ended: Ended<C>,
+    ) -> Called<C> {
         let policy = self.policy_for(call);
         let outcome = judge(call, cx, &policy, &ended);
         match ended {
@@ -295,16 +301,13 @@ impl Engine {
     }
 
     /// A success that is to be told or kept.
-    async fn record_success<C: Retryable>(
-        &self,
-        call: &C,
-        policy: Policy,
-        id: TaskId,
-        value: C::Output,
-    ) -> Called<C> {
+    async fn record_success<C: Retryable>(&self, call: &C, policy: Policy, id: TaskId, value: C::Output) -> Called<C> {
         let result = told(call, &policy, &value);
         let written = match new_task(call, policy) {
-            Ok(new) => self.detached(move |engine| async move { engine.write_end(new, Some(id), Outcome::Done, result).await }).await,
+            Ok(new) => {
+                self.detached(move |engine| async move { engine.write_end(new, Some(id), Outcome::Done, result).await })
+                    .await
+            }
             Err(e) => Err(e),
         };
         match written {
@@ -360,7 +363,13 @@ impl Engine {
     }
 
     /// Writes a first try's end down.
-    async fn write_end(self, mut new: NewTask, id: Option<TaskId>, outcome: Outcome, result: Option<String>) -> Result<Written> {
+    async fn write_end(
+        self,
+        mut new: NewTask,
+        id: Option<TaskId>,
+        outcome: Outcome,
+        result: Option<String>,
+    ) -> Result<Written> {
         new.id = id;
         let now = self.now();
         let task = self.first_try(new, now)?;

@@ -57,9 +57,9 @@ fn to_cel(value: &serde_json::Value) -> Value {
         }
         serde_json::Value::String(s) => Value::String(Arc::new(s.clone())),
         serde_json::Value::Array(all) => Value::List(Arc::new(all.iter().map(to_cel).collect())),
-        serde_json::Value::Object(all) => {
-            Value::from(all.iter().map(|(name, value)| (name.clone(), to_cel(value))).collect::<HashMap<String, Value>>())
-        }
+        serde_json::Value::Object(all) => Value::from(
+            all.iter().map(|(name, value)| (name.clone(), to_cel(value))).collect::<HashMap<String, Value>>(),
+        ),
     }
 }
 
@@ -85,7 +85,13 @@ mod tests {
     #[test]
     fn results_are_judged() {
         let result = json!({"code": 200, "ok": true, "tags": ["a"], "rate": 0.5, "text": "fine"});
-        for cel in ["result.code == 200", "result.code < 300 && result.ok", "'a' in result.tags", "result.rate < 1.0", "result.text.startsWith('fi')"] {
+        for cel in [
+            "result.code == 200",
+            "result.code < 300 && result.ok",
+            "'a' in result.tags",
+            "result.rate < 1.0",
+            "result.text.startsWith('fi')",
+        ] {
             assert!(holds(cel, &result), "{cel}");
         }
         for cel in ["result.code == 500", "result.missing == 1", "result.code", "result.text < 5"] {

@@ -25,8 +25,18 @@ pub struct Context<'a> {
 
 #[derive(Debug)]
 enum Attempt<'a> {
-    Stored { task: Arc<Task>, cancelled: CancellationToken, state: State },
-    Inline { n: u32, id: OnceLock<TaskId>, call: &'a (dyn Inline + 'a), cancelled: &'a CancellationToken, state: &'a State },
+    Stored {
+        task: Arc<Task>,
+        cancelled: CancellationToken,
+        state: State,
+    },
+    Inline {
+        n: u32,
+        id: OnceLock<TaskId>,
+        call: &'a (dyn Inline + 'a),
+        cancelled: &'a CancellationToken,
+        state: &'a State,
+    },
 }
 
 /// An inline call, as its context sees it.
@@ -160,7 +170,10 @@ impl Context<'_> {
             Attempt::Stored { state, .. } => state,
             Attempt::Inline { state, .. } => state,
         };
-        let missing = || Error::NotFound { what: "state (give it with Builder::state) of type", id: std::any::type_name::<T>().into() };
+        let missing = || Error::NotFound {
+            what: "state (give it with Builder::state) of type",
+            id: std::any::type_name::<T>().into(),
+        };
         state.get::<T>().ok_or_else(missing)
     }
 

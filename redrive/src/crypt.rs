@@ -116,12 +116,14 @@ pub(crate) fn is_sealed(params: &str) -> bool {
 
 /// Params as they were, or why they cannot be read.
 pub(crate) fn open(ring: Option<&Keyring>, method: &str, params: &str) -> std::result::Result<String, String> {
-    let sealed = params.strip_prefix(MARK).and_then(|rest| rest.strip_suffix('"')).and_then(|rest| rest.split_once(':'));
+    let sealed =
+        params.strip_prefix(MARK).and_then(|rest| rest.strip_suffix('"')).and_then(|rest| rest.split_once(':'));
     let Some((id, text)) = sealed else { return Err("they are damaged".into()) };
     let Some(key) = ring.and_then(|ring| ring.keys.get(id)) else {
         return Err(format!("they are encrypted with the key {id:?}, which this node does not have"));
     };
-    let wrong = || format!("the key {id:?} that this node has is not the one they were encrypted with, or they are damaged");
+    let wrong =
+        || format!("the key {id:?} that this node has is not the one they were encrypted with, or they are damaged");
     let both = STANDARD.decode(text).map_err(|_| wrong())?;
     let (nonce, sealed) = both.split_at_checked(NONCE).ok_or_else(wrong)?;
     let nonce = Nonce::try_from(nonce).map_err(|_| wrong())?;
@@ -145,7 +147,9 @@ mod tests {
         assert_eq!(open(Some(&ring("a", 1)), "pay", &sealed).unwrap(), r#"{"card":"4242"}"#);
         let rotated = ring("b", 2).with("a", [1; 32]).unwrap();
         assert!(open(Some(&rotated), "pay", &sealed).is_ok());
-        for (ring, why) in [(None, "does not have"), (Some(ring("b", 1)), "does not have"), (Some(ring("a", 9)), "not the one")] {
+        for (ring, why) in
+            [(None, "does not have"), (Some(ring("b", 1)), "does not have"), (Some(ring("a", 9)), "not the one")]
+        {
             let said = open(ring.as_ref(), "pay", &sealed).unwrap_err();
             assert!(said.contains("\"a\"") && said.contains(why), "{said}");
         }

@@ -54,10 +54,10 @@ pub mod task;
 pub mod testing;
 
 pub use backoff::{Backoff, Jitter};
-pub use classify::{Class, ErrorKind, Failure, Kind, classify};
-pub use clock::{Clock, Timestamp};
 pub use call::{CallError, Called, Cause};
 pub use callback::{FinalFailure, GivenUp, Succeeded};
+pub use classify::{Class, ErrorKind, Failure, Kind, classify};
+pub use clock::{Clock, Timestamp};
 pub use context::Context;
 pub use crypt::Keyring;
 pub use engine::{Builder, Engine, EngineConfig, MethodOptions, Rate, Stats, Verdict};

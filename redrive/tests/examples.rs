@@ -5,7 +5,8 @@ use std::process::Command;
 fn run(name: &str, arguments: &[&str]) -> String {
     let mine = std::env::current_exe().unwrap();
     let program = mine.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(name);
-    let ended = Command::new(&program).args(arguments).output().unwrap_or_else(|e| panic!("{}: {e}", program.display()));
+    let ended =
+        Command::new(&program).args(arguments).output().unwrap_or_else(|e| panic!("{}: {e}", program.display()));
     let said = String::from_utf8_lossy(&ended.stdout).into_owned();
     assert!(ended.status.success(), "{said}\n{}", String::from_utf8_lossy(&ended.stderr));
     said
@@ -15,7 +16,10 @@ fn run(name: &str, arguments: &[&str]) -> String {
 fn payment() {
     let said = run("payment", &[]);
     assert!(said.contains("try 1 to charge 4200 for order 1 as Some(\"pay-1\")"), "{said}");
-    assert!(said.contains("paid after 2 more tries") && said.contains("order 2 is rejected: the card was declined"), "{said}");
+    assert!(
+        said.contains("paid after 2 more tries") && said.contains("order 2 is rejected: the card was declined"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -7,9 +7,9 @@ use std::fmt;
 use std::time::Duration;
 
 use redrive::testing::Testing;
-use redrive::{Class, 
-    Backoff, Business, Context, ErrorKind, FinalFailure, Jitter, Key, Kind, Notify, OnCrash, OnExhausted, Persist,
-    Policy, Registration, Retryable, Succeeded, Timestamp, Verdict, retryable,
+use redrive::{
+    Backoff, Business, Class, Context, ErrorKind, FinalFailure, Jitter, Key, Kind, Notify, OnCrash, OnExhausted,
+    Persist, Policy, Registration, Retryable, Succeeded, Timestamp, Verdict, retryable,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -265,7 +265,11 @@ fn what_a_call_decides_itself_stands() {
     let classify = |verdict| lists::verdict().classify(&verdict);
     assert_eq!(said(&classify(Verdict::Snooze(Duration::from_secs(1)))), ("snooze", ""));
     assert_eq!(said(&classify(Verdict::fatal("no"))), ("fatal", "error"));
-    assert_eq!(said(&classify(fmt::Error.into())), ("failed", "error"), "none of the patterns matches: the policy decides");
+    assert_eq!(
+        said(&classify(fmt::Error.into())),
+        ("failed", "error"),
+        "none of the patterns matches: the policy decides"
+    );
 }
 
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redrive::{Clock, Context, Engine, EngineConfig, Failure, Store, Task, StoreOptions, Timestamp, Verdict};
+use redrive::{Clock, Context, Engine, EngineConfig, Failure, Store, StoreOptions, Task, Timestamp, Verdict};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::clock::pause_ms;

@@ -7,13 +7,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::de::DeserializeOwned;
 use crate::call::{judge, told, try_once};
 use crate::classify::{Class, ErrorKind, Failure, Kind};
 use crate::context::Context;
 use crate::retryable::Retryable;
 use crate::settle::Outcome;
 use crate::task::Task;
+use serde::de::DeserializeOwned;
 
 /// What the application gives to its handlers, by type.
 #[derive(Clone, Default)]

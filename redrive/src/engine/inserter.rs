@@ -180,9 +180,16 @@ fn offer(shared: &Shared, task: &mut Task) {
 }
 
 /// Answers a caller. One that is gone needs no answer, but what it wanted to run itself is given back.
-fn reply(shared: &Arc<Shared>, prepared: Prepared, result: Result<Enqueued>, answer: oneshot::Sender<Result<Enqueued>>) {
+fn reply(
+    shared: &Arc<Shared>,
+    prepared: Prepared,
+    result: Result<Enqueued>,
+    answer: oneshot::Sender<Result<Enqueued>>,
+) {
     let held = prepared.held.then(|| prepared.task.clone());
-    if let (Err(Ok(Enqueued { existed: false, .. })), Some(task)) = (answer.send(accept(shared, prepared, result)), held) {
+    if let (Err(Ok(Enqueued { existed: false, .. })), Some(task)) =
+        (answer.send(accept(shared, prepared, result)), held)
+    {
         shared.settler.push(Arc::new(*task), Outcome::GivenBack.into());
     }
 }

@@ -257,7 +257,10 @@ impl Builder {
         let mut seen = HashMap::new();
         for found in inventory::iter::<Registration>.into_iter().filter(|_| self.discover) {
             if seen.insert(found.method(), ()).is_some() {
-                let twice = format!("{:?} is the name of two #[retryable] functions; give one of them another `name`", found.method());
+                let twice = format!(
+                    "{:?} is the name of two #[retryable] functions; give one of them another `name`",
+                    found.method()
+                );
                 return Err(Error::invalid("method", twice));
             }
             self.handlers.entry(found.method().into()).or_insert_with(|| found.handler());

@@ -214,7 +214,7 @@ impl Shared {
             self.give_back_all();
         }
         let written = async {
-            while self.running().len() > 0 {
+            while !self.running().is_empty() {
                 pause(Duration::from_millis(5)).await;
             }
         };

@@ -54,8 +54,8 @@ use crate::new_task::Maker;
 
 pub use archive::{ArchiveFilter, Archived, EndedAs};
 pub use db::{Connection, Dialect, Tx};
-pub use faults::{Fault, Faults};
 pub use dead::{DeadFilter, DeadTask, Redriven};
+pub use faults::{Fault, Faults};
 pub use hot::{Claimed, Due, Slice};
 pub(crate) use insert::Callers;
 pub use insert::{Enqueued, Prepared};

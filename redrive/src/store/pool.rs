@@ -22,8 +22,8 @@ use crate::crypt::Keyring;
 use crate::error::{Error, Fault, Result};
 
 use super::connect::{insert_share, is_memory};
-use super::faults::{Fault as Planned, Faults, lost};
 use super::db::{Connection, Dialect, Tx, database_error, each, fault, query};
+use super::faults::{Fault as Planned, Faults, lost};
 use super::retry::{Lease, Scope, Tries};
 use super::url::Url;
 

@@ -231,7 +231,8 @@ impl Store {
     async fn put_back(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<IdMap<To>> {
         let doing = describe("putting back", settles);
         let after: Vec<Task> = settles.iter().map(|s| s.task.after(&s.change, now)).collect();
-        let telling: Vec<_> = settles.iter().zip(&after).filter(|(s, _)| s.change.notice).map(|(_, t)| (t, None)).collect();
+        let telling: Vec<_> =
+            settles.iter().zip(&after).filter(|(s, _)| s.change.notice).map(|(_, t)| (t, None)).collect();
         // MySQL has to look which they were, before others can change them; notices are written with them.
         let alone = self.dialect() != Dialect::MySql && telling.is_empty();
         let scope = if alone { Scope::Statement } else { Scope::Transaction };
@@ -576,11 +577,7 @@ async fn moved_already(c: &mut Connection<'_>, settles: &[&Settle]) -> sqlx::Res
 }
 
 /// Whether an earlier try, whose answer was lost, has written this down.
-async fn written_already(
-    c: &mut Connection<'_>,
-    settle: &Settle,
-    follow_ups: &IdMap<Vec<Task>>,
-) -> sqlx::Result<bool> {
+async fn written_already(c: &mut Connection<'_>, settle: &Settle, follow_ups: &IdMap<Vec<Task>>) -> sqlx::Result<bool> {
     let ids = [settle.task.id];
     let called_back: Vec<TaskId> = follow_ups.values().flatten().map(|task| task.id).collect();
     for (table, ids) in [("retry_dead", &ids[..]), ("retry_archive", &ids), (TASK_TABLE, &called_back)] {

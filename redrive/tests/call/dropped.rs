@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 use redrive::Persist;
 
@@ -19,7 +19,7 @@ stores!(
 async fn polled<F: Future>(future: F, polls: usize) -> bool {
     let mut future = pin!(future);
     for _ in 0..polls {
-        if let Poll::Ready(_) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        if future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
             return true;
         }
         tokio::task::yield_now().await;

@@ -98,7 +98,7 @@ impl Retryable for Pay {
 
     async fn execute(&self, cx: &Context<'_>) -> Result<Receipt, PayError> {
         let channel = cx.state::<Channel>()?.clone();
-        let key = cx.key().map(|key| key.into_owned());
+        let key = cx.key().map(std::borrow::Cow::into_owned);
         let stored = cx.task().is_some();
         _ = channel.tries.send(Try { order: self.order, attempt: cx.attempt(), id: cx.task_id(), key, stored });
         let answer = channel.answers.lock().unwrap().pop_front().unwrap_or(Answer::Code(200));

@@ -44,7 +44,9 @@ async fn source_2_stops_at_max_attempts(db: Db) {
 async fn source_2_stops_after_max_retry_duration_since_creation(db: Db) {
     let shop = Shop::open(&db, vec![Answer::Timeout; 1000]).await;
     let max_duration = Some(Duration::from_millis(60));
-    deferred(shop.redrive.call(pay(1).policy(Policy { max_duration, max_attempts: None, ..quick(Policy::default()) })).await);
+    deferred(
+        shop.redrive.call(pay(1).policy(Policy { max_duration, max_attempts: None, ..quick(Policy::default()) })).await,
+    );
     assert_eq!(reason(&db).await, DeadReason::Expired);
     shop.close().await;
 }
@@ -93,7 +95,10 @@ async fn source_2_any_one_condition_is_enough(db: Db) {
 async fn source_2_a_scan_does_not_run_what_is_past_its_conditions(db: Db) {
     let past = Policy { deadline: Some(Timestamp::from_millis(1)), ..Policy::default() };
     let now = db.store.now().await.unwrap();
-    db.store.insert(vec![NewTask::new("pay", &serde_json::json!({"order": 1})).unwrap().policy(past)], now).await.unwrap();
+    db.store
+        .insert(vec![NewTask::new("pay", &serde_json::json!({"order": 1})).unwrap().policy(past)], now)
+        .await
+        .unwrap();
     let mut shop = Shop::open(&db, []).await;
     assert_eq!(reason(&db).await, DeadReason::Expired);
     assert!(shop.tries.try_recv().is_err());

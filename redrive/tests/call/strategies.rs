@@ -128,7 +128,10 @@ async fn source_2_manual_writes_only_what_it_is_told_to(db: Db) {
 async fn source_2_never_retries_in_memory_and_writes_nothing(db: Db) {
     let mut shop = Shop::open(&db, [Answer::Timeout, Answer::Code(500), Answer::Say(Word::Snooze)]).await;
     let never = pay(1).persist(Persist::Never);
-    let never = Policy { success_if: Some("result.code < 300".into()), ..redrive::Retryable::policy(&never, Policy::default()) };
+    let never = Policy {
+        success_if: Some("result.code < 300".into()),
+        ..redrive::Retryable::policy(&never, Policy::default())
+    };
     let called = shop.redrive.call(pay(1).persist(Persist::Never).policy(never)).await;
     assert_eq!(called.unwrap(), Receipt { code: 200 });
     let attempts = [shop.next_try().await, shop.next_try().await, shop.next_try().await, shop.next_try().await];

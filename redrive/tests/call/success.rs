@@ -28,7 +28,9 @@ fn code_200() -> Policy {
 async fn source_2_a_result_that_does_not_meet_the_condition_needs_a_retry(db: Db) {
     let shop = Shop::open(&db, [Answer::Code(500), Answer::Code(200)]).await;
     let called = shop.redrive.call(pay(1).policy(code_200())).await;
-    let Err(CallError::Deferred { task_id, cause: Some(Cause::Unmet(value)), .. }) = called else { panic!("{called:?}") };
+    let Err(CallError::Deferred { task_id, cause: Some(Cause::Unmet(value)), .. }) = called else {
+        panic!("{called:?}")
+    };
     assert_eq!(value, Receipt { code: 500 });
     assert_eq!(shop.redrive.get(task_id).await.unwrap().unwrap().last_error.unwrap().kind.as_str(), "unmet");
     assert_eq!(shop.redrive.call(pay(2).policy(code_200())).await.unwrap(), Receipt { code: 200 });

@@ -75,7 +75,7 @@ async fn a_word_does_not_count_if_the_call_succeeds(db: Db) {
             Ok(())
         }
     }
-    let shop = Shop::with(&db, [], |builder| builder.handler::<Fickle>()).await;
+    let shop = Shop::with(&db, [], redrive::Builder::handler::<Fickle>).await;
     shop.redrive.call(Fickle).await.unwrap();
     shop.close().await;
 }

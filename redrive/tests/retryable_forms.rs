@@ -30,7 +30,8 @@ async fn paid(done: &redrive::Succeeded) -> redrive::Result<()> {
 #[cfg(any())]
 async fn not_here(order: &Missing) -> Missing {}
 
-fn main() {
+#[test]
+fn strict_lints_let_it_pass_and_names_are_as_given() {
     #[retryable(name = "local")]
     async fn local(n: u8) -> Result<u8, String> {
         Ok(n)
