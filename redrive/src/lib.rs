@@ -47,6 +47,7 @@ mod retryable;
 pub mod seeded;
 #[cfg(not(feature = "seeded-bugs"))]
 mod seeded;
+mod secret;
 mod settings;
 mod settle;
 pub mod store;
@@ -67,7 +68,8 @@ pub use new_task::{Key, NewTask, OnDuplicate};
 pub use policy::{Notify, OnCrash, OnExhausted, Policy, RetryStrategy};
 pub use redrive_macros::{ErrorKind, retryable};
 pub use retryable::{FirstTry, IntoTask, Persist, Registration, Retryable};
-pub use settings::{DatabaseUrl, Defaults, MethodSettings, PolicyPatch, Settings, Watcher};
+pub use secret::Secret;
+pub use settings::{EncryptionSettings, DatabaseUrl, Defaults, MethodSettings, PolicyPatch, Settings, Watcher};
 pub use settle::{Change, DeadReason, Outcome, To, give_up, settle, spent};
 pub use store::{Enqueued, Store, StoreOptions};
 pub use task::{Attempt, Business, Lane, LastError, NodeNumber, Status, StopRequest, Task};

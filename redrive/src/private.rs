@@ -15,7 +15,8 @@ use serde_json::Value;
 
 use crate::classify::{Class, ErrorKind, Failure, Kind};
 use crate::clock::Timestamp;
-use crate::engine::{Verdict, chain};
+use crate::engine::Verdict;
+use crate::error::chain;
 
 /// The two types of a `Result`, whatever it is called.
 pub trait IsResult {

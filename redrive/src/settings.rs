@@ -28,8 +28,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::engine::{EngineConfig, MethodOptions, Rate};
+use crate::crypt::Keyring;
 use crate::error::{Error, Problems, Result};
+#[cfg(feature = "notify")]
+use crate::notify::NotifyConfig;
 use crate::retryable::Persist;
+use crate::secret::Secret;
+use crate::store::StoreOptions;
 use crate::task::limits;
 
 pub use defaults::Defaults;
@@ -75,6 +80,13 @@ pub struct Settings {
     /// Default: `sqlite://redrive.db`.
     #[serde(skip_serializing)]
     pub database: DatabaseUrl,
+    /// The keys for params that are encrypted. From the next start on. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<EncryptionSettings>,
+    /// How people are told that tasks keep failing. From the next start on. Default: they are not.
+    #[cfg(feature = "notify")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub notify: Option<NotifyConfig>,
     /// The engine. `scan_interval` and `sweep_interval` at once, the others from the next start on. Default: see there.
     pub engine: EngineConfig,
     /// When calls are written down that do not say so themselves. At once. Default: `retry_only`.
@@ -109,6 +121,32 @@ pub struct MethodSettings {
     pub rate: Option<Rate>,
 }
 
+/// The keys for params that are encrypted: `[encryption]`, `current = "2026"`, `keys = { 2026 = "…" }`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct EncryptionSettings {
+    /// The id of the key that is used for all that is written. Default: none, it must be given.
+    pub current: String,
+    /// All keys by id: 32 bytes each, in base64. Default: none, the current one must be there.
+    pub keys: BTreeMap<String, Secret>,
+    /// Whether the params of all tasks are encrypted, not only of those that ask for it. Default: no.
+    pub all: bool,
+}
+
+impl EncryptionSettings {
+    /// The keys, for [`StoreOptions::keyring`](crate::StoreOptions).
+    pub fn keyring(&self) -> Result<Keyring> {
+        let missing = || Error::invalid("current", format!("there is no key {:?} among the keys", self.current));
+        let current = self.keys.get(&self.current).ok_or_else(missing)?;
+        let mut ring = Keyring::new(&*self.current, Keyring::decode(current.reveal())?)?;
+        for (id, key) in &self.keys {
+            ring = ring.with(&**id, Keyring::decode(key.reveal())?)?;
+        }
+        Ok(if self.all { ring.encrypt_all() } else { ring })
+    }
+}
+
 /// A database's URL. It may hold a password, so only its scheme is ever shown.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(from = "String")]
@@ -134,11 +172,22 @@ impl Settings {
         if let Err(Error::Invalid(engine)) = self.engine.validate() {
             problems.nest("engine", engine);
         }
+        if let Some(Err(Error::Invalid(encryption))) = self.encryption.as_ref().map(EncryptionSettings::keyring) {
+            problems.nest("encryption", encryption);
+        }
+        #[cfg(feature = "notify")]
+        self.notify.iter().for_each(|notify| problems.nest("notify", notify.problems()));
         self.defaults.check("defaults", &mut problems);
         for (method, settings) in &self.methods {
             settings.check(method, &mut problems);
         }
         problems.into_result()
+    }
+
+    /// How the store is opened under them.
+    pub fn store_options(&self) -> Result<StoreOptions> {
+        let keyring = self.encryption.as_ref().map(EncryptionSettings::keyring).transpose()?;
+        Ok(StoreOptions { keyring, ..StoreOptions::default() })
     }
 
     /// What they mean for calls and tasks.
@@ -160,7 +209,14 @@ impl Settings {
         let (scan_interval, sweep_interval) = (new.engine.scan_interval, new.engine.sweep_interval);
         let engine = EngineConfig { scan_interval, sweep_interval, ..self.engine.clone() };
         let asked = new.clone();
-        let held = Self { database: self.database.clone(), engine, ..new };
+        let held = Self {
+            database: self.database.clone(),
+            encryption: self.encryption.clone(),
+            #[cfg(feature = "notify")]
+            notify: self.notify.clone(),
+            engine,
+            ..new
+        };
         let waiting = held.differences(&asked);
         (held, waiting)
     }

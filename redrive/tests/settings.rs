@@ -555,3 +555,31 @@ async fn a_running_engine_follows_its_file() {
     let refused = Engine::builder(memory().await).watch(&path).start().await.unwrap_err();
     assert!(refused.to_string().contains("redrive.toml, line 1"), "{refused}");
 }
+
+#[test]
+fn keys_for_params_are_settings_and_stay_secret() {
+    let key = "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA=";
+    let env = [("REDRIVE_ENCRYPTION__KEYS__2026", key)];
+    let settings = with("[encryption]\ncurrent = '2026'\nall = true", &env).unwrap();
+    let shown = format!("{settings:?} {}", serde_json::to_string(&settings).unwrap());
+    assert!(shown.contains("2026") && !shown.contains(key), "{shown}");
+    assert!(settings.store_options().unwrap().keyring.is_some());
+    assert!(Settings::default().store_options().unwrap().keyring.is_none());
+
+    let said = said(parse("[encryption]\ncurrent = '2027'\n[encryption.keys]\n2026 = 'short'"));
+    assert!(said.contains("encryption.current: there is no key \"2027\"") && !said.contains("short"), "{said}");
+}
+
+#[cfg(feature = "notify")]
+#[test]
+fn channels_are_settings_with_their_secrets_in_variables() {
+    let file = "[notify.channels.ops]\ntype = 'mail'\nhost = 'smtp.example.org'\nuser = 'redrive'\n\
+                from = 'a@example.org'\nto = ['b@example.org']";
+    let settings = with(file, &[("REDRIVE_NOTIFY__CHANNELS__OPS__PASSWORD", "hunter2")]).unwrap();
+    assert!(!format!("{settings:?}").contains("hunter2"));
+    let redrive::notify::Channel::Mail(mail) = &settings.notify.as_ref().unwrap().channels["ops"] else { panic!() };
+    assert_eq!(mail.password.as_ref().map(|p| p.reveal().to_owned()).as_deref(), Some("hunter2"));
+    let (_, waiting) = Settings::default().followed_by(settings);
+    assert!(waiting.iter().any(|field| field.starts_with("notify")), "{waiting:?}");
+    assert!(said(with("[notify.channels.ops]\ntype = 'pigeon'", &[])).contains("notify"));
+}

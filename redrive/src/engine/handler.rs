@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::call::{judge, told, try_once};
 use crate::classify::{Class, ErrorKind, Failure, Kind};
 use crate::context::Context;
+use crate::error::chain;
 use crate::retryable::Retryable;
 use crate::settle::Outcome;
 use crate::task::Task;
@@ -91,20 +92,6 @@ impl fmt::Display for Verdict {
             Self::Cancel => f.write_str("not wanted any more"),
         }
     }
-}
-
-/// An error and its causes, each once.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut said = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !said.contains(&more) {
-            said = format!("{said}: {more}");
-        }
-        cause = error.source();
-    }
-    said
 }
 
 /// How an attempt ended, and, if that is wanted, its result as JSON.

@@ -108,6 +108,10 @@ impl Builder {
         let settings = said.over(settings);
         settings.validate()?;
         (self.config, self.defaults) = (settings.engine.clone(), settings.to_defaults());
+        #[cfg(feature = "notify")]
+        {
+            self.notify = self.notify.take().or_else(|| settings.notify.clone());
+        }
         Ok((Live { settings: RwLock::new(Arc::new(settings)), said }, watcher))
     }
 }

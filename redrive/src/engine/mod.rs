@@ -63,7 +63,7 @@ use crate::task::{Lane, Task};
 
 pub use config::EngineConfig;
 pub(crate) use executor::panicked;
-pub(crate) use handler::{Handler, chain};
+pub(crate) use handler::Handler;
 pub use handler::{MethodOptions, Rate, State, Verdict};
 pub(crate) use settler::random;
 

@@ -15,9 +15,9 @@ use lettre::{AsyncSmtpTransport, AsyncTransport, Tokio1Executor};
 use serde::{Deserialize, Serialize};
 
 use crate::duration;
-use crate::error::Problems;
+use crate::error::{Problems, chain};
 
-use super::{Message, NotifyError, Secret, check_timeout, with_causes};
+use super::{Message, NotifyError, Secret, check_timeout};
 
 /// Mail over SMTP.
 ///
@@ -124,7 +124,7 @@ impl Mail {
         let transport = self.transport().await?;
         match tokio::time::timeout(self.timeout, transport.send(mail)).await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(e)) => Err(NotifyError::new(with_causes(&e))),
+            Ok(Err(e)) => Err(NotifyError::new(chain(&e))),
             Err(_) => Err(NotifyError::new(format!("no answer within {}", humantime::format_duration(self.timeout)))),
         }
     }
@@ -140,7 +140,7 @@ impl Mail {
             .raw_header(HeaderValue::new(automatic, "auto-generated".into()))
             .header(ContentType::TEXT_PLAIN)
             .body(message.text.clone())
-            .map_err(|e| NotifyError::new(with_causes(&e)))
+            .map_err(|e| NotifyError::new(chain(&e)))
     }
 
     async fn transport(&self) -> Result<AsyncSmtpTransport<Tokio1Executor>, NotifyError> {
@@ -166,10 +166,10 @@ impl Mail {
             let shown = file.display();
             let pem = tokio::fs::read(file).await.map_err(|e| NotifyError::new(format!("reading {shown}: {e}")))?;
             let trusted = Certificate::from_pem(&pem)
-                .map_err(|e| NotifyError::new(format!("{shown} has no certificates: {}", with_causes(&e))))?;
+                .map_err(|e| NotifyError::new(format!("{shown} has no certificates: {}", chain(&e))))?;
             builder = builder.add_root_certificate(trusted);
         }
-        builder.build().map_err(|e| NotifyError::new(with_causes(&e)))
+        builder.build().map_err(|e| NotifyError::new(chain(&e)))
     }
 }
 

@@ -19,7 +19,6 @@
 
 mod mail;
 mod message;
-mod secret;
 mod webhook;
 
 use std::collections::BTreeMap;
@@ -37,7 +36,7 @@ use crate::task::storable;
 
 pub use mail::{Encryption, Mail};
 pub use message::Message;
-pub use secret::Secret;
+pub use crate::secret::Secret;
 pub use webhook::{Format, Webhook};
 
 /// How people are told that tasks keep failing.
@@ -188,20 +187,6 @@ impl NotifyError {
     fn new(why: impl AsRef<str>) -> Self {
         Self(storable(why.as_ref(), LONGEST_ERROR))
     }
-}
-
-/// An error and what it came from, in one line.
-fn with_causes(e: &dyn std::error::Error) -> String {
-    let mut said = e.to_string();
-    let mut cause = e.source();
-    while let Some(e) = cause {
-        let why = e.to_string();
-        if !said.contains(&why) {
-            said = format!("{said}: {why}");
-        }
-        cause = e.source();
-    }
-    said
 }
 
 /// Sends what waits. The engine has one; it can also be used by itself.

@@ -18,10 +18,10 @@ use serde_json::{Value, json};
 
 use crate::clock::Timestamp;
 use crate::duration;
-use crate::error::Problems;
+use crate::error::{Problems, chain};
 use crate::task::storable;
 
-use super::{Message, NotifyError, Secret, check_timeout, with_causes};
+use super::{Message, NotifyError, Secret, check_timeout};
 
 /// A POST to an address.
 ///
@@ -177,7 +177,7 @@ impl Webhook {
     }
 
     fn error(&self, e: &dyn std::error::Error) -> NotifyError {
-        NotifyError::new(self.hidden(&with_causes(e)))
+        NotifyError::new(self.hidden(&chain(e)))
     }
 
     /// A text without our secrets, whoever put them into it.

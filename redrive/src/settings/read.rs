@@ -31,6 +31,9 @@ impl Sources {
                         settings.methods.insert(method, read);
                     }
                 }
+                "encryption" => settings.encryption = self.field(&name, value),
+                #[cfg(feature = "notify")]
+                "notify" => settings.notify = self.field(&name, value),
                 _ => self.note(&join("", &name), unknown(&name, TOP)),
             }
         }

@@ -15,7 +15,7 @@ use crate::error::{Error, Problems, Result};
 use super::patch;
 
 /// The names of the fields at the top, and of those of a method beside its policy's.
-pub(super) const TOP: &[&str] = &["database", "engine", "persist", "defaults", "methods"];
+pub(super) const TOP: &[&str] = &["database", "encryption", "engine", "persist", "defaults", "methods", "notify"];
 pub(super) const OF_METHOD: &[&str] = &["persist", "concurrency", "per_business", "rate"];
 
 const PREFIX: &str = "REDRIVE_";
@@ -160,8 +160,10 @@ fn is_ours(name: &str) -> bool {
 pub(super) fn is_section(path: &[impl AsRef<str>]) -> bool {
     match path {
         [] => true,
-        [top] => ["engine", "defaults", "methods"].contains(&top.as_ref()),
-        [top, _] => top.as_ref() == "methods",
+        [top] => ["encryption", "engine", "defaults", "methods", "notify"].contains(&top.as_ref()),
+        [top, _] if top.as_ref() == "methods" => true,
+        [top, below] => [("encryption", "keys"), ("notify", "channels")].contains(&(top.as_ref(), below.as_ref())),
+        [top, below, _] => (top.as_ref(), below.as_ref()) == ("notify", "channels"),
         _ => false,
     }
 }

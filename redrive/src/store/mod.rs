@@ -10,7 +10,7 @@
 //! | `row` | tasks as rows, many rows in one statement |
 //! | `insert`, `key`, `turn` | writing tasks down: each key once, each batch once |
 //! | `hot`, `claimed` | finding what is due, claiming it |
-//! | `settle` | ending attempts, rescuing what dead nodes held |
+//! | `settle`, `first_try` | ending attempts, rescuing what dead nodes held |
 //! | `task`, `dead`, `archive` | looking at tasks and what people do to them |
 //! | `method` | what waits of each method, and which are paused |
 //! | `node`, `lock` | nodes, fences, named locks |
@@ -26,6 +26,7 @@ mod db;
 mod dead;
 mod explain;
 mod faults;
+mod first_try;
 mod hot;
 mod insert;
 mod key;

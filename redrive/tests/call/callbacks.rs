@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use redrive::store::EndedAs;
-use redrive::{Context, FinalFailure, GivenUp, Persist, Policy, Succeeded, Verdict};
+use redrive::{Context, FinalFailure, GivenUp, NewTask, Persist, Policy, Succeeded, Verdict};
 use tokio::sync::mpsc;
 
-use crate::harness::{Db, stores};
+use crate::harness::{Db, NOW, claimed, end, stores, timeout};
 use crate::pay::{Answer, Pay, Receipt, Shop, deferred, pay, quick, slow};
 
 stores!(
@@ -16,6 +16,7 @@ stores!(
     every_final_failure_calls_back,
     a_first_try_that_is_rejected_does_not_call_back,
     a_failure_by_a_process_without_the_code_calls_back,
+    a_task_that_is_cancelled_while_it_runs_calls_back,
     a_success_is_kept_if_asked,
 );
 
@@ -122,6 +123,16 @@ async fn a_failure_by_a_process_without_the_code_calls_back(db: Db) {
     other.fail(id, other.now().await.unwrap()).await.unwrap();
     assert_eq!(failure(&mut called).await.reason, GivenUp::FailedByHand);
     shop.close().await;
+}
+
+async fn a_task_that_is_cancelled_while_it_runs_calls_back(db: Db) {
+    let new = NewTask::new("m", &1).unwrap().policy(calling_back(Policy::default()));
+    let (task, _) = claimed(&db.store, new).await;
+    db.store.cancel(task.id, NOW).await.unwrap();
+    end(&db.store, &task, timeout(), NOW).await;
+    let waiting = db.store.list(&Default::default(), 10).await.unwrap();
+    assert_eq!(waiting.iter().map(|task| &*task.method).collect::<Vec<_>>(), ["refund"]);
+    assert!(waiting[0].params.contains(r#""reason":"cancelled""#), "{}", waiting[0].params);
 }
 
 async fn a_success_is_kept_if_asked(db: Db) {

@@ -1,9 +1,12 @@
 //! Source 2's five strategies.
 
+use std::time::Duration;
+
 use redrive::store::EndedAs;
+use redrive::testing::{Fault, Faults};
 use redrive::{CallError, Cause, Persist, Policy, Status};
 
-use crate::harness::{Db, stores};
+use crate::harness::{Db, options, stores};
 use crate::pay::{Answer, PayError, Receipt, Shop, Word, deferred, pay, slow};
 
 stores!(
@@ -22,6 +25,8 @@ stores!(
     a_first_try_that_exhausts_is_a_dead_letter,
     a_panic_and_a_timeout_of_the_first_try_are_failures,
     retries_have_the_id_and_the_key_of_the_first_try,
+    a_database_that_is_down_is_never_called_deferred,
+    an_answer_that_is_lost_makes_one_task,
 );
 
 async fn source_2_retry_only_writes_the_first_failure_that_needs_a_retry(db: Db) {
@@ -192,5 +197,40 @@ async fn retries_have_the_id_and_the_key_of_the_first_try(db: Db) {
     assert_eq!((first.id, second.id), (id, id));
     assert_eq!((first.attempt, second.attempt), (1, 2));
     assert!(first.key.as_ref().is_some_and(|key| key.starts_with("pay:")) && first.key == second.key);
+    shop.close().await;
+}
+
+/// The same database through a store that fails on purpose.
+async fn faulty(db: &Db) -> (Db, Faults) {
+    let mut options = options();
+    options.retry_for = Duration::from_millis(300);
+    let faults = Faults::default();
+    options.faults = Some(faults.clone());
+    (Db::at(db.kind, db.url.clone(), options).await, faults)
+}
+
+async fn a_database_that_is_down_is_never_called_deferred(db: Db) {
+    let (faulty, faults) = faulty(&db).await;
+    let shop = Shop::open(&faulty, [Answer::Timeout]).await;
+    faults.set_down(true);
+    let called = shop.redrive.call(pay(1)).await;
+    let Err(CallError::NotRecorded { cause: Some(Cause::Error(PayError::Timeout)), source }) = called else {
+        panic!("{called:?}")
+    };
+    assert!(source.is_transient(), "{source}");
+    let called = shop.redrive.call(pay(2).persist(Persist::Always)).await;
+    assert!(matches!(called, Err(CallError::NotRecorded { cause: None, .. })), "it is not even tried: {called:?}");
+    assert_eq!(shop.redrive.call(pay(3)).await.unwrap(), Receipt { code: 200 }, "a success needs no database");
+    faults.set_down(false);
+    shop.close().await;
+    assert_eq!(db.count("retry_task").await, 0);
+}
+
+async fn an_answer_that_is_lost_makes_one_task(db: Db) {
+    let (faulty, faults) = faulty(&db).await;
+    let shop = Shop::open(&faulty, [Answer::Timeout]).await;
+    (0..5).for_each(|_| faults.next_write(Fault::FailAfterCommit)); // beats meet some of them
+    deferred(shop.redrive.call(pay(1).policy(slow())).await);
+    assert_eq!(db.count("retry_task").await, 1);
     shop.close().await;
 }

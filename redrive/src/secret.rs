@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize, Serializer};
 /// A value that is read from settings and never shown: not in `Debug`, not in JSON.
 ///
 /// ```
-/// use redrive::notify::Secret;
+/// use redrive::Secret;
 ///
 /// let password = Secret::from("hunter2");
 /// assert_eq!(format!("{password:?}"), "***");
@@ -26,7 +26,8 @@ impl Secret {
     }
 
     /// A text in which this value may occur, without it.
-    pub(super) fn hide_in(&self, text: &str) -> String {
+    #[cfg(feature = "notify")]
+    pub(crate) fn hide_in(&self, text: &str) -> String {
         if self.0.is_empty() { text.to_owned() } else { text.replace(&self.0, "***") }
     }
 }
