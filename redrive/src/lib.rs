@@ -43,11 +43,11 @@ mod new_task;
 pub mod notify;
 mod policy;
 mod retryable;
+mod secret;
 #[cfg(feature = "seeded-bugs")]
 pub mod seeded;
 #[cfg(not(feature = "seeded-bugs"))]
 mod seeded;
-mod secret;
 mod settings;
 mod settle;
 pub mod store;
@@ -69,7 +69,7 @@ pub use policy::{Notify, OnCrash, OnExhausted, Policy, RetryStrategy};
 pub use redrive_macros::{ErrorKind, retryable};
 pub use retryable::{FirstTry, IntoTask, Persist, Registration, Retryable};
 pub use secret::Secret;
-pub use settings::{EncryptionSettings, DatabaseUrl, Defaults, MethodSettings, PolicyPatch, Settings, Watcher};
+pub use settings::{DatabaseUrl, Defaults, EncryptionSettings, MethodSettings, PolicyPatch, Settings, Watcher};
 pub use settle::{Change, DeadReason, Outcome, To, give_up, settle, spent};
 pub use store::{Enqueued, Store, StoreOptions};
 pub use task::{Attempt, Business, Lane, LastError, NodeNumber, Status, StopRequest, Task};

@@ -27,8 +27,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::engine::{EngineConfig, MethodOptions, Rate};
 use crate::crypt::Keyring;
+use crate::engine::{EngineConfig, MethodOptions, Rate};
 use crate::error::{Error, Problems, Result};
 #[cfg(feature = "notify")]
 use crate::notify::NotifyConfig;

@@ -34,9 +34,9 @@ use crate::id::TaskId;
 use crate::store::{Notice, Store};
 use crate::task::storable;
 
+pub use crate::secret::Secret;
 pub use mail::{Encryption, Mail};
 pub use message::Message;
-pub use crate::secret::Secret;
 pub use webhook::{Format, Webhook};
 
 /// How people are told that tasks keep failing.
