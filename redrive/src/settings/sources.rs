@@ -100,7 +100,8 @@ impl Sources {
             };
             let of_field = if path.first().is_some_and(|top| top == "methods") { 3 } else { 2 }.min(path.len());
             let (field, whole) = (shown(path.get(..of_field).unwrap_or_default()), path.len() == of_field);
-            if put(&mut over, &path, parsed(&raw)).is_none() {
+            let value = if is_text(&path) { raw.clone().into() } else { parsed(&raw) };
+            if put(&mut over, &path, value).is_none() {
                 self.problems
                     .add(&name, "cannot be given beside a variable that is a part of it, or of which it is one");
             }
@@ -217,6 +218,8 @@ fn variable_path(name: &str) -> Option<Vec<String>> {
     let names: Vec<&str> = path.iter().map(String::as_str).collect();
     let known = match names.as_slice() {
         ["database" | "persist"] => true,
+        ["encryption", "current" | "all"] | ["encryption", "keys", _] => true,
+        ["notify", "digest_interval"] | ["notify", "channels", _, _] => cfg!(feature = "notify"),
         ["engine", field] => engine_fields().iter().any(|known| known == field),
         ["defaults", field, ..] => patch::FIELDS.contains(field),
         ["methods", _, "rate", ..] => true,
@@ -225,6 +228,16 @@ fn variable_path(name: &str) -> Option<Vec<String>> {
         _ => false,
     };
     (known && path.len() <= MOST_LEVELS && path.iter().all(|name| !name.is_empty())).then_some(path)
+}
+
+/// Whether a variable is taken as it is: a password of digits is no number.
+fn is_text(path: &[String]) -> bool {
+    let path: Vec<&str> = path.iter().map(String::as_str).collect();
+    matches!(
+        path.as_slice(),
+        ["encryption", "keys" | "current", ..]
+            | ["notify", "channels", _, "user" | "password" | "secret" | "url" | "host"]
+    )
 }
 
 /// The names of the engine's fields.
@@ -239,7 +252,11 @@ pub(super) fn engine_fields() -> Vec<String> {
 fn variables() -> Vec<String> {
     let engine = engine_fields().into_iter().map(|field| format!("ENGINE__{field}"));
     let defaults = patch::FIELDS.iter().map(|field| format!("DEFAULTS__{field}"));
-    let all = ["DATABASE", "PERSIST"].map(String::from).into_iter().chain(engine).chain(defaults);
+    let all = ["DATABASE", "PERSIST", "ENCRYPTION__CURRENT", "ENCRYPTION__ALL"]
+        .map(String::from)
+        .into_iter()
+        .chain(engine)
+        .chain(defaults);
     all.map(|name| format!("{PREFIX}{}", name.to_uppercase())).collect()
 }
 
