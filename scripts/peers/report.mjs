@@ -85,7 +85,7 @@ const text = [
   '',
   'The settings of each:',
   '',
-  '- **redrive**: `redrive bench` as it is: one node; 2,000 at a time for drain, the defaults for the rest.',
+  '- **redrive**: `redrive bench` as it is: one node; 4,000 at a time for drain, the defaults for the rest.',
   ...settings.map((peer) => `- **${peer.peer}**: ${peer.settings}`),
   '',
   '<details><summary>Every run</summary>',

@@ -48,7 +48,7 @@ async fn engine(store: &Store, goal: &Arc<Goal>) -> anyhow::Result<Engine> {
     };
     let mut config = EngineConfig::default();
     config.name = "bench".into();
-    config.concurrency = 2_000;
+    config.concurrency = 4_000;
     Ok(Engine::builder(store.clone()).config(config).register("bench.task", handler).start().await?)
 }
 
