@@ -30,6 +30,7 @@ use crate::new_task::NewTask;
 use crate::policy::Policy;
 use crate::retryable::{FirstTry, Persist, Retryable, new_task, policy_of};
 use crate::settle::{Outcome, To, settle};
+use crate::store::Enqueued;
 use crate::task::{Business, Task};
 
 /// Why a call has no value.
@@ -42,7 +43,8 @@ pub enum CallError<T, E> {
         task_id: TaskId,
         /// Whether that task lived already, because of an earlier call with the same key.
         existed: bool,
-        /// How the first try failed. `None`: there was none, because its task lives already.
+        /// How the first try failed. `None`: there was none, because its task lives already; or it was cut off, because this
+        /// node lost its right to run it.
         cause: Option<Cause<T, E>>,
     },
     /// It failed, and no retry will mend it.
@@ -79,6 +81,8 @@ pub enum Cause<T, E> {
     Error(E),
     /// With a value that is not a success.
     Unmet(T),
+    /// It did not fail: it succeeded with this value, but its callback, or what is to be kept of it, could not be written down.
+    Untold(T),
     /// It took longer than its policy allows.
     Timeout(Duration),
     /// It panicked, and said this.
@@ -117,6 +121,7 @@ impl<T, E: fmt::Display> fmt::Display for Cause<T, E> {
         match self {
             Self::Error(e) => write!(f, "{e:#}"),
             Self::Unmet(_) => f.write_str(UNMET),
+            Self::Untold(_) => f.write_str("it succeeded, but that could not be told to its callback, or kept"),
             Self::Timeout(limit) => f.write_str(&no_result(*limit)),
             Self::Panic(said) => f.write_str(said),
         }
@@ -181,7 +186,7 @@ pub(crate) async fn try_once<C: Retryable>(call: &C, cx: &Context<'_>, limit: Op
 pub(crate) fn judge<C: Retryable>(call: &C, cx: &Context<'_>, policy: &Policy, ended: &Ended<C>) -> Outcome {
     let failure = match ended {
         Ok(value) if succeeded(call, policy, value) => return Outcome::Done,
-        Ok(_) | Err(Cause::Unmet(_)) => Failure::retry(Kind::UNMET, UNMET),
+        Ok(_) | Err(Cause::Unmet(_) | Cause::Untold(_)) => Failure::retry(Kind::UNMET, UNMET),
         Err(Cause::Timeout(limit)) => by_lists(policy, Failure::retry(Kind::TIMEOUT, no_result(*limit))),
         Err(Cause::Panic(said)) => by_lists(policy, Failure::retry(Kind::PANIC, said)),
         Err(Cause::Error(e)) => match call.classify(e) {
@@ -312,7 +317,7 @@ impl Engine {
         };
         match written {
             Ok(_) => Ok(value),
-            Err(source) => Err(CallError::NotRecorded { cause: Some(Cause::Unmet(value)), source }),
+            Err(source) => Err(CallError::NotRecorded { cause: Some(Cause::Untold(value)), source }),
         }
     }
 
@@ -378,8 +383,12 @@ impl Engine {
         if let To::Pending { .. } = to {
             let task = task.after(&change, now);
             let answer = self.insert_tried(task.clone()).await?;
-            if change.notice && !answer.existed {
-                self.store().note_failing(&Task { id: answer.id, ..task }, now).await?;
+            // It is durable, whatever comes of the notice, which the next failure asks for again.
+            if change.notice
+                && !answer.existed
+                && let Err(e) = self.store().note_failing(&Task { id: answer.id, ..task }, now).await
+            {
+                tracing::warn!(task = %answer.id, error = %e, "a notice of a first failure could not be written");
             }
             return Ok(Written { id: answer.id, existed: answer.existed, to });
         }
@@ -397,12 +406,19 @@ impl Engine {
         };
         let held = match recorded {
             Ok(Ok(held)) => held,
-            Ok(Err(twin)) => return Err(CallError::Deferred { task_id: twin, existed: true, cause: None }),
+            Ok(Err(Enqueued { id, existed })) => {
+                return Err(CallError::Deferred { task_id: id, existed, cause: None });
+            }
             Err(source) => return Err(CallError::NotRecorded { cause: None, source }),
         };
         let task = held.task().clone();
         let cx = held.context();
-        let ended = try_once(call, &cx, task.policy.timeout).await;
+        // Cut off from the database, or fenced, we must not go on: others may run it now.
+        let ended = tokio::select! {
+            biased;
+            () = held.lost() => return Err(CallError::Deferred { task_id: task.id, existed: false, cause: None }),
+            ended = try_once(call, &cx, task.policy.timeout) => ended,
+        };
         let outcome = judge(call, &cx, &task.policy, &ended);
         let now = self.now();
         let to = settle(&task, &outcome, now, random(&task)).to;

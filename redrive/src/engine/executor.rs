@@ -84,6 +84,11 @@ impl Running {
         }
     }
 
+    /// Whether it is ours at this version, and its handler may run.
+    pub(super) fn is_executing(&self, id: TaskId, version: i32) -> bool {
+        matches!(self.tasks.get(&id), Some((at, Held::Executing { .. })) if *at == version)
+    }
+
     /// From executing to settling. `false`: someone else has done that.
     pub(super) fn finish(&mut self, id: TaskId, version: i32) -> bool {
         match self.tasks.get_mut(&id) {

@@ -93,8 +93,9 @@ impl Engine {
         self.0.inserter.insert(Prepared { task: Box::new(task), on_duplicate: OnDuplicate::Keep, held: false }).await
     }
 
-    /// Writes a task down as running here, for a caller. `Err` inside: its twin, which lives already.
-    pub(crate) async fn hold_inline(&self, new: NewTask) -> Result<Result<HeldInline, TaskId>> {
+    /// Writes a task down as running here, for a caller. `Err` inside: it is not the caller's to run, because its twin lives
+    /// already, or because we are not the node any more that it was written down under.
+    pub(crate) async fn hold_inline(&self, new: NewTask) -> Result<Result<HeldInline, Enqueued>> {
         let shared = &self.0;
         if !shared.handlers.contains_key(&new.method) {
             let why = "no handler of this method is registered here, so nobody could make it good".into();
@@ -108,7 +109,12 @@ impl Engine {
         prepared.held = true;
         let guard = HeldInline::new(shared.clone(), Arc::new((*prepared.task).clone()));
         let answer = shared.inserter.insert(prepared).await?;
-        Ok(if answer.existed { Err(answer.id) } else { Ok(guard.written(answer.id)) })
+        if answer.existed {
+            return Ok(Err(answer));
+        }
+        let held = guard.written(answer.id);
+        let ours = shared.me.may_work() && held.task.locked_by == Some(shared.me.number());
+        Ok(if ours { Ok(held) } else { Err(answer) })
     }
 }
 
@@ -152,6 +158,14 @@ impl HeldInline {
 
     pub(crate) fn context(&self) -> Context<'static> {
         Context::stored(self.task.clone(), self.cancelled.clone(), self.shared.state.clone())
+    }
+
+    /// Waits until it is not ours any more. That a person wants it cancelled is not that.
+    pub(crate) async fn lost(&self) {
+        self.cancelled.cancelled().await;
+        while self.shared.running().is_executing(self.task.id, self.task.version) {
+            pause(Duration::from_millis(100)).await;
+        }
     }
 
     /// The try has ended.

@@ -205,7 +205,8 @@ impl Shared {
             tracing::warn!(error = %e, "the others could not be told that this node leaves");
         }
         let idle = async {
-            while self.limits().taken() > 0 {
+            // What a caller runs has no slot.
+            while self.limits().taken() > 0 || !self.running().executing().is_empty() {
                 pause(Duration::from_millis(5)).await;
             }
         };

@@ -27,6 +27,8 @@ stores!(
     retries_have_the_id_and_the_key_of_the_first_try,
     a_database_that_is_down_is_never_called_deferred,
     an_answer_that_is_lost_makes_one_task,
+    a_success_whose_callback_cannot_be_written_is_not_called_a_failure,
+    a_try_under_always_is_cut_off_when_the_node_gives_its_task_back,
 );
 
 async fn source_2_retry_only_writes_the_first_failure_that_needs_a_retry(db: Db) {
@@ -233,4 +235,32 @@ async fn an_answer_that_is_lost_makes_one_task(db: Db) {
     deferred(shop.redrive.call(pay(1).policy(slow())).await);
     assert_eq!(db.count("retry_task").await, 1);
     shop.close().await;
+}
+
+async fn a_success_whose_callback_cannot_be_written_is_not_called_a_failure(db: Db) {
+    let (faulty, faults) = faulty(&db).await;
+    let shop = Shop::open(&faulty, []).await;
+    faults.set_down(true);
+    let told = Policy { on_success: Some("paid".into()), ..Policy::default() };
+    let called = shop.redrive.call(pay(1).policy(told)).await;
+    let Err(CallError::NotRecorded { cause: Some(Cause::Untold(receipt)), .. }) = &called else { panic!("{called:?}") };
+    assert_eq!(receipt.code, 200);
+    assert!(called.unwrap_err().to_string().contains("it succeeded"));
+    faults.set_down(false);
+    shop.close().await;
+}
+
+async fn a_try_under_always_is_cut_off_when_the_node_gives_its_task_back(db: Db) {
+    let mut quick = crate::pay::config();
+    quick.grace = Duration::from_millis(50);
+    let mut shop = Shop::with(&db, [Answer::Hang], |builder| builder.config(quick)).await;
+    let redrive = shop.redrive.clone();
+    let calling = tokio::spawn(async move { redrive.call(pay(1).persist(Persist::Always)).await });
+    let id = shop.next_try().await.id;
+    shop.redrive.stop().await;
+    let called = calling.await.unwrap();
+    let deferred = matches!(called, Err(CallError::Deferred { task_id, existed: false, cause: None }) if task_id == id);
+    assert!(deferred, "{called:?}");
+    let task = db.store.get(id).await.unwrap().unwrap();
+    assert_eq!((task.status, task.attempts), (Status::Pending, 0));
 }
