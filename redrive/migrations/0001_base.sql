@@ -1,5 +1,5 @@
 -- The schema of redrive, for all three databases. What they spell differently stands in braces and is filled in by
--- store/schema.rs: {id} {text} {hash} {hot} {options} and, in views, {at:column} for a readable time.
+-- store/schema.rs: {task} {archive} {id} {text} {hash} {hot} {options} and, in views, {at:column} for a readable time.
 -- Times are milliseconds since 1970 in BIGINT; JSON is text.
 --
 -- Every statement may be run again: MySQL cannot roll back schema changes, so a migration that was interrupted is
@@ -108,7 +108,7 @@ CREATE TABLE IF NOT EXISTS retry_dead (
 {index:retry_dead_remind ON retry_dead (next_remind_time)};
 
 -- What has ended otherwise: done (if asked), cancelled, rejected at once, dropped, resolved, discarded, redriven.
-CREATE TABLE IF NOT EXISTS retry_archive (
+CREATE TABLE IF NOT EXISTS {archive} (
   id {id},
   next_retry_time BIGINT NOT NULL,
   created_at BIGINT NOT NULL,
@@ -154,8 +154,8 @@ CREATE TABLE IF NOT EXISTS retry_archive (
   ended_by VARCHAR(100),
   note {text}
 ) {options};
-{index:retry_archive_ended ON retry_archive (ended_at)};
-{index:retry_archive_business ON retry_archive (business_id, business_type)};
+{index:{archive}_ended ON {archive} (ended_at)};
+{index:{archive}_business ON {archive} (business_id, business_type)};
 
 -- Nodes: a fresh number at each start. dead = 1 is the fence.
 CREATE TABLE IF NOT EXISTS redrive_node (

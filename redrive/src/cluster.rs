@@ -134,6 +134,7 @@ mod tests {
             started_at: Timestamp::EPOCH,
             dead: false,
             leaving: false,
+            knows_months: true,
             registration: Registration {
                 methods: methods.iter().map(|m| (*m).to_owned()).collect(),
                 ..Default::default()

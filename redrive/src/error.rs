@@ -114,6 +114,8 @@ pub(crate) enum Fault {
     Unavailable,
     /// A unique value is taken.
     Unique,
+    /// A table is not there.
+    NoTable,
     /// Anything else: repeating it will not help.
     Other,
 }

@@ -1,11 +1,12 @@
 //! Task ids: small, sortable by time, and enough to find the row.
 //!
 //! ```text
-//! 0 | 41 bits: ms since 2026-01-01 | 6 bits: shard | 10 bits: slot of the maker | 6 bits: sequence
+//! 0 | 1 bit: monthly | 40 bits: ms since 2026-01-01 | 6 bits: shard | 10 bits: slot of the maker | 6 bits: sequence
 //! ```
 //!
-//! The shard is inside the id, so `id` alone is the primary key and names its shard, its month and its
-//! table. Ids of one maker never repeat: a burst of more than 64 in a millisecond and shard borrows from
+//! The shard and the time are inside the id, and whether the row lies in a table of its month or in the single one. So
+//! `id` alone is the primary key and names its shard and its table, for ever: however old what one knows of the layout is,
+//! one never looks in the wrong place. Ids of one maker never repeat: a burst of more than 64 in a millisecond and shard borrows from
 //! the milliseconds to come. Two makers differ by their slot, which is handed out by the database and comes
 //! round again only after 1,024 of them; should two live makers then meet, the primary key refuses the
 //! second row and it is given another id.
@@ -14,7 +15,8 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -29,6 +31,9 @@ const SEQUENCE_BITS: u32 = 6;
 const SLOT_BITS: u32 = 10;
 const SHARD_BITS: u32 = 6;
 const TIME_SHIFT: u32 = SEQUENCE_BITS + SLOT_BITS + SHARD_BITS;
+const TIME_BITS: u32 = 40;
+/// Says that the row is in a table of its month.
+const MONTHLY: i64 = 1 << (TIME_SHIFT + TIME_BITS);
 
 /// The name of a task. A string in JSON: JavaScript cannot hold 64-bit numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,13 +104,29 @@ impl TaskId {
 
     /// When the id was made, to within a burst.
     pub const fn made_at(self) -> Timestamp {
-        Timestamp::from_millis((self.0 >> TIME_SHIFT) + EPOCH_MS)
+        Timestamp::from_millis(((self.0 & !MONTHLY) >> TIME_SHIFT) + EPOCH_MS)
     }
 
-    /// The first id that can be made at a time: a bound for "created since" in lists.
+    /// Whether the task is kept in a table of the month in which its id was made.
+    pub const fn is_monthly(self) -> bool {
+        self.0 & MONTHLY != 0
+    }
+
+    /// The first id that can be made at a time, in the single table: a bound for "created since" in lists.
     pub const fn first_at(time: Timestamp) -> Self {
-        let ms = time.as_millis() - EPOCH_MS;
-        Self(if ms < 0 { 0 } else { ms << TIME_SHIFT })
+        let (ms, most) = (time.as_millis() - EPOCH_MS, (1 << TIME_BITS) - 1);
+        Self(if ms < 0 {
+            0
+        } else if ms > most {
+            most << TIME_SHIFT
+        } else {
+            ms << TIME_SHIFT
+        })
+    }
+
+    /// The same id in a table of its month: a bound there.
+    pub const fn in_month(self) -> Self {
+        Self(self.0 | MONTHLY)
     }
 }
 
@@ -139,6 +160,8 @@ impl<'de> Deserialize<'de> for TaskId {
 #[derive(Debug)]
 pub(crate) struct IdMaker {
     slot: i64,
+    /// Whether new ids are of monthly tables.
+    monthly: Arc<AtomicBool>,
     /// Per shard the last (ms, sequence) given out, as one number.
     last: [AtomicU64; SHARDS as usize],
     /// Spreads tasks that have neither business nor key over the shards.
@@ -146,10 +169,11 @@ pub(crate) struct IdMaker {
 }
 
 impl IdMaker {
-    /// `slot` may be any number: it is taken modulo 1,024.
-    pub(crate) fn new(slot: i64) -> Self {
+    /// `slot` may be any number: it is taken modulo 1,024. `monthly` says whether ids are of monthly tables.
+    pub(crate) fn new(slot: i64, monthly: Arc<AtomicBool>) -> Self {
         let slot = slot.rem_euclid(1 << SLOT_BITS);
-        Self { slot, last: std::array::from_fn(|_| AtomicU64::new(0)), turn: AtomicU64::new(slot.unsigned_abs()) }
+        let (last, turn) = (std::array::from_fn(|_| AtomicU64::new(0)), AtomicU64::new(slot.unsigned_abs()));
+        Self { slot, monthly, last, turn }
     }
 
     /// A new id in a shard.
@@ -165,7 +189,8 @@ impl IdMaker {
         let made = i64::try_from(later(last)).unwrap_or(i64::MAX);
         let (time, sequence) = (made >> SEQUENCE_BITS, made & ((1 << SEQUENCE_BITS) - 1));
         let shard = i64::from(shard) << (SEQUENCE_BITS + SLOT_BITS);
-        TaskId((time << TIME_SHIFT) & i64::MAX | shard | (self.slot << SEQUENCE_BITS) | sequence)
+        let monthly = if self.monthly.load(Ordering::Acquire) { MONTHLY } else { 0 };
+        TaskId((time << TIME_SHIFT) & (MONTHLY - 1) | monthly | shard | (self.slot << SEQUENCE_BITS) | sequence)
     }
 
     /// The next shard in turn.
@@ -182,19 +207,32 @@ mod tests {
 
     #[test]
     fn an_id_knows_its_shard_and_time() {
-        let maker = IdMaker::new(1023);
+        let maker = IdMaker::new(1023, Arc::default());
         let now: Timestamp = "2027-05-01T00:00:00Z".parse().unwrap();
         for shard in 0..SHARDS {
             let id = maker.next(shard, now);
-            assert_eq!((id.shard(), id.made_at()), (shard, now));
+            assert_eq!((id.shard(), id.made_at(), id.is_monthly()), (shard, now, false));
             assert!(id >= TaskId::first_at(now));
             assert_eq!(id.to_string().parse::<TaskId>().unwrap(), id);
         }
     }
 
     #[test]
+    fn an_id_says_whether_its_table_is_of_a_month() {
+        let monthly = Arc::new(AtomicBool::new(false));
+        let maker = IdMaker::new(1023, monthly.clone());
+        let now: Timestamp = "2060-05-01T00:00:00Z".parse().unwrap();
+        let before = maker.next(63, now);
+        monthly.store(true, Ordering::Release);
+        let id = maker.next(63, now);
+        assert!(id.is_monthly() && id.as_i64() > 0 && id > before, "what is newer sorts later");
+        assert_eq!((id.shard(), id.made_at()), (63, now));
+        assert!(id >= TaskId::first_at(now).in_month() && before < TaskId::first_at(now).in_month());
+    }
+
+    #[test]
     fn a_burst_in_one_millisecond_and_shard_never_repeats_and_grows() {
-        let (a, b) = (IdMaker::new(1), IdMaker::new(2));
+        let (a, b) = (IdMaker::new(1, Arc::default()), IdMaker::new(2, Arc::default()));
         let now = Timestamp::from_millis(EPOCH_MS + 5);
         let ids: Vec<_> = (0..10_000).map(|_| a.next(7, now)).collect();
         assert!(ids.windows(2).all(|w| w[0] < w[1]));

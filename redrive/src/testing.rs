@@ -19,6 +19,7 @@
 //! # Ok(()) }
 //! ```
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -41,7 +42,7 @@ pub use crate::store::{Fault, Faults};
 #[expect(clippy::panic, reason = "for tests")]
 pub fn task(new: NewTask) -> Task {
     let now = Timestamp::from_millis(1_800_000_000_000);
-    let maker = Maker { ids: &IdMaker::new(0), max_params: limits::PARAMS, keyring: None };
+    let maker = Maker { ids: &IdMaker::new(0, Arc::default()), max_params: limits::PARAMS, keyring: None };
     new.into_task(&maker, now).unwrap_or_else(|e| panic!("{e}"))
 }
 

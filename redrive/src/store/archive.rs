@@ -10,6 +10,7 @@ use crate::task::Task;
 
 use super::Store;
 use super::db::{Connection, Row, Value};
+use super::layout::Archive;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{column_list, insert_rows, read_columns, time, write_task, written_columns};
@@ -97,7 +98,12 @@ impl Entry {
 
 const COLUMNS: [&str; 7] = ["ended_at", "ended_as", "dead_reason", "result_json", "redriven_as", "ended_by", "note"];
 
-pub(super) async fn insert(c: &mut Connection<'_>, entries: &[Entry], now: Timestamp) -> sqlx::Result<()> {
+pub(super) async fn insert(
+    c: &mut Connection<'_>,
+    table: Archive,
+    entries: &[Entry],
+    now: Timestamp,
+) -> sqlx::Result<()> {
     if entries.is_empty() {
         return Ok(());
     }
@@ -117,17 +123,25 @@ pub(super) async fn insert(c: &mut Connection<'_>, entries: &[Entry], now: Times
         ]);
         rows.push(values);
     }
-    insert_rows(c, "retry_archive", &columns, rows, "", &[]).await.map(|_| ())
+    insert_rows(c, table, &columns, rows, "", &[]).await.map(|_| ())
 }
 
 impl Store {
     /// What has ended, newest first, one page at a time.
     pub async fn archive(&self, filter: &ArchiveFilter, limit: u32) -> Result<Vec<Archived>> {
-        retrying!(self.pools(), Use::Read, Scope::Statement, "listing the archive", |c, _| {
-            let select = format!("{}, {}", column_list(""), COLUMNS.join(", "));
-            let rows = c.rows(filter.query(&select, "retry_archive", limit)).await?;
-            rows.iter().map(read_archived).collect()
-        })
+        let tables = self.tables();
+        let select = format!("{}, {}", column_list(""), COLUMNS.join(", "));
+        let mut found: Vec<Archived> = Vec::new();
+        for archive in tables.all_archives() {
+            let page = retrying!(self.pools(), Use::Read, Scope::Statement, "listing the archive", |c, _| {
+                let rows = c.rows(filter.query(&select, archive, tables.ids(), limit)).await?;
+                rows.iter().map(read_archived).collect::<sqlx::Result<Vec<_>>>()
+            });
+            found.extend(self.learn_from(page).await?);
+        }
+        found.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.task.id));
+        found.truncate(limit as usize);
+        Ok(found)
     }
 }
 

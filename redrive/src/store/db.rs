@@ -472,6 +472,7 @@ fn database_fault(d: &dyn sqlx::error::DatabaseError) -> Fault {
             "57P01" | "57P02" | "57P05" => Fault::Disconnected,
             "57P03" | "25006" | "53300" => Fault::Unavailable,
             "23505" => Fault::Unique,
+            "42P01" => Fault::NoTable,
             code if code.starts_with("08") => Fault::Disconnected,
             _ => Fault::Other,
         };
@@ -484,6 +485,7 @@ fn database_fault(d: &dyn sqlx::error::DatabaseError) -> Fault {
             1047 | 1290 | 1836 | 1040 | 1053 => Fault::Unavailable,
             2006 | 2013 | 1927 | 4031 => Fault::Disconnected,
             1062 => Fault::Unique,
+            1146 => Fault::NoTable,
             _ => Fault::Other,
         };
     }
@@ -491,6 +493,7 @@ fn database_fault(d: &dyn sqlx::error::DatabaseError) -> Fault {
     match code & 0xff {
         5 | 6 => Fault::Busy, // BUSY, LOCKED
         19 if d.is_unique_violation() => Fault::Unique,
+        1 if d.message().starts_with("no such table") => Fault::NoTable,
         _ => Fault::Other,
     }
 }

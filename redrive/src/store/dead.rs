@@ -18,6 +18,7 @@ use super::Store;
 use super::archive::{self, EndedAs, read_reason};
 use super::db::{Connection, Dialect, Row, query};
 use super::insert::insert_once;
+use super::layout::{Archive, Tables};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{Listed, column_list, joined_on, narrow, read_columns, time};
@@ -65,7 +66,8 @@ impl Store {
     /// Dead letters, newest first, one page at a time.
     pub async fn dead(&self, filter: &DeadFilter, limit: u32) -> Result<Vec<DeadTask>> {
         retrying!(self.pools(), Use::Read, Scope::Statement, "listing dead letters", |c, _| {
-            let rows = c.rows(filter.query(&format!("{}, {COLUMNS}", column_list("")), "retry_dead", limit)).await?;
+            let select = format!("{}, {COLUMNS}", column_list(""));
+            let rows = c.rows(filter.query(&select, "retry_dead", self.tables().ids(), limit)).await?;
             rows.iter().map(read_dead).collect()
         })
     }
@@ -92,6 +94,8 @@ impl Store {
             policy.validate()?;
         }
         let new_ids: IdMap<TaskId> = ids.iter().map(|id| (*id, self.ids().next(id.shard(), now))).collect();
+        let made: Vec<TaskId> = new_ids.values().copied().collect();
+        let tables = self.make_room(&made).await?;
         let doing = format!("redriving {} dead letters", ids.len());
         let went = retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, tried| {
             let letters = read_letters(c, ids, true).await?;
@@ -99,12 +103,11 @@ impl Store {
                 .iter()
                 .filter_map(|l| Some(revive(l, *new_ids.get(&l.task.id)?, policy.as_ref(), by, now)))
                 .collect();
-            let mut went = insert_revived(c, &revived, now).await?;
-            archive_letters(c, letters, EndedAs::Redriven, by, None, &went, now).await?;
+            let mut went = insert_revived(c, &tables, &revived, now).await?;
+            archive_letters(c, tables.archive(now), letters, EndedAs::Redriven, by, None, &went, now).await?;
             if tried > 0 {
                 // An earlier try may have done it: its new tasks have our ids.
-                let made: Vec<TaskId> = new_ids.values().copied().collect();
-                let there = super::task::existing_ids(c, super::schema::TASK_TABLE, &made).await?;
+                let there = super::task::existing_tasks(c, &tables, &made).await?;
                 went.extend(
                     new_ids.iter().filter(|(_, new)| there.contains(new)).map(|(old, new)| (*old, Redriven::As(*new))),
                 );
@@ -134,10 +137,11 @@ impl Store {
     ) -> Result<u64> {
         check_by(by)?;
         let doing = format!("closing {} dead letters", ids.len());
+        let archive = self.tables().archive(now);
         retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| {
             let letters = read_letters(c, ids, true).await?;
             let closed = letters.len() as u64;
-            archive_letters(c, letters, how, by, note, &IdMap::default(), now).await?;
+            archive_letters(c, archive, letters, how, by, note, &IdMap::default(), now).await?;
             Ok(closed)
         })
     }
@@ -222,7 +226,12 @@ fn revive(letter: &DeadTask, id: TaskId, policy: Option<&Arc<Policy>>, by: &str,
 }
 
 /// Writes the new tasks, keys and all; says for each letter what became of it.
-async fn insert_revived(c: &mut Connection<'_>, revived: &[Task], now: Timestamp) -> sqlx::Result<IdMap<Redriven>> {
+async fn insert_revived(
+    c: &mut Connection<'_>,
+    tables: &Tables,
+    revived: &[Task],
+    now: Timestamp,
+) -> sqlx::Result<IdMap<Redriven>> {
     let mut went = IdMap::default();
     let mut order: Vec<&Task> = revived.iter().collect();
     order.sort_by_cached_key(|t| (t.key_hash(), t.id));
@@ -232,7 +241,7 @@ async fn insert_revived(c: &mut Connection<'_>, revived: &[Task], now: Timestamp
         order.into_iter().partition(|t| t.key_hash().is_none_or(|hash| seen.insert(hash)));
     for mut rest in [first, again] {
         while !rest.is_empty() {
-            let answers = insert_once(c, &rest, None, now).await?;
+            let answers = insert_once(c, tables, &rest, None, now).await?;
             let mut left = Vec::new();
             for (task, answer) in rest.into_iter().zip(answers) {
                 match (answer, task.origin_id) {
@@ -252,6 +261,7 @@ async fn insert_revived(c: &mut Connection<'_>, revived: &[Task], now: Timestamp
 /// Moves letters to the archive; those with a living twin stay.
 async fn archive_letters(
     c: &mut Connection<'_>,
+    archive: Archive,
     letters: Vec<DeadTask>,
     how: EndedAs,
     by: &str,
@@ -274,6 +284,6 @@ async fn archive_letters(
         })
     };
     let entries: Vec<_> = letters.into_iter().filter_map(entry).collect();
-    archive::insert(c, &entries, now).await?;
+    archive::insert(c, archive, &entries, now).await?;
     delete_ids(c, "retry_dead", &entries.iter().map(|e| e.task.id).collect()).await
 }

@@ -13,7 +13,7 @@ use super::db::{Connection, Dialect, Query};
 use super::hot::{Claim, ClaimDue, Due, Slice, Wanted, slices_query};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
-use super::settle::{Hold, ORPHANED, Settle, delete_query, put_back_query, survivors_query};
+use super::settle::{Held, Hold, ORPHANED, Settle, delete_query, put_back_query, survivors_query};
 use super::task::{TaskFilter, get_query};
 
 impl Store {
@@ -28,18 +28,20 @@ impl Store {
         let after = [task.clone()];
         let orphaned = Wanted::AtHead(ORPHANED, Vec::new());
         // A row that is there: MySQL does not plan the reading of one that is not.
+        let table = self.tables().of(task.id);
+        let held = Held { table, by: Hold::Node(node) };
         let some = self.list(&TaskFilter::default(), 1).await?.first().map_or(task.id, |t| t.id);
         let mut statements = vec![
-            ("scan", slices_query(dialect, &slices, "t.id, t.version", &Wanted::Pending(Vec::new()), now, 100)),
-            ("claim", Claim { due: &due, node, until: now, moment: now }.query(dialect)),
-            ("put back", put_back_query(dialect, &[&settled], &after, Hold::Node(node), now)),
-            ("delete", delete_query(dialect, &[&settled], Hold::Node(node))),
-            ("survivors", survivors_query(dialect, &[&settled], Hold::Node(node), true)),
-            ("rescue", slices_query(dialect, &slices, "t.id", &orphaned, now, 100)),
-            ("get", get_query(some)),
+            ("scan", slices_query(dialect, table, &slices, "t.id, t.version", &Wanted::Pending(Vec::new()), now, 100)),
+            ("claim", Claim { table, due: &due, node, until: now, moment: now }.query(dialect)),
+            ("put back", put_back_query(dialect, &[&settled], &after, held, now)),
+            ("delete", delete_query(dialect, &[&settled], held)),
+            ("survivors", survivors_query(dialect, &[&settled], held, true)),
+            ("rescue", slices_query(dialect, table, &slices, "t.id", &orphaned, now, 100)),
+            ("get", get_query(self.tables().of(some), some)),
         ];
         if dialect != Dialect::MySql {
-            let direct = ClaimDue { slices: &slices, node, now, limit: 100, moment: now };
+            let direct = ClaimDue { table, slices: &slices, node, now, limit: 100, moment: now };
             statements.push(("claim due", direct.query(dialect)));
         }
         let mut plans = Vec::new();

@@ -12,6 +12,8 @@
 //! of its own (`locked_at`, moved ahead by a millisecond if need be), so the next try finds by owner and moment just what the
 //! lost one got. MySQL, which returns nothing from an UPDATE, reads the claimed rows in the same way.
 
+use std::collections::HashMap;
+
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::id::{IdMap, TaskId};
@@ -21,10 +23,10 @@ use crate::task::{Lane, NodeNumber, Task, business_hash};
 use super::Store;
 use super::claimed::{claimed_columns, read_claimed};
 use super::db::{Columns, Connection, Dialect, Query, Row, Value, query};
+use super::layout::Table;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{ALIKE, Listed, SAME, alike, joined, narrow};
-use super::schema::TASK_TABLE;
 use super::settle::Settle;
 
 /// A part of the scan index: one lane in one shard, from a time on.
@@ -86,13 +88,33 @@ impl Store {
         until: Timestamp,
         limit: u32,
     ) -> Result<Vec<Due>> {
-        let columns = "t.id, t.version, t.next_retry_time, t.priority, t.lane, t.business_id";
         let wanted = Wanted::pending_without(businesses);
+        let reading = self.tables().reading(slices);
+        let mut scans = Vec::with_capacity(reading.len());
+        for (table, slices) in &reading {
+            scans.push(self.scan_table(*table, slices, &wanted, until, limit));
+        }
+        let found = self.learn_from(futures_util::future::try_join_all(scans).await).await?;
+        let mut due = found.concat();
+        due.sort_unstable_by_key(|d| d.due); // the slices come one after the other
+        if reading.len() > 1 {
+            keep_first(&mut due, limit);
+        }
+        Ok(due)
+    }
+
+    async fn scan_table(
+        &self,
+        table: Table,
+        slices: &[Slice],
+        wanted: &Wanted,
+        until: Timestamp,
+        limit: u32,
+    ) -> Result<Vec<Due>> {
+        let columns = "t.id, t.version, t.next_retry_time, t.priority, t.lane, t.business_id";
         retrying!(self.pools(), Use::Read, Scope::Statement, "scanning for due tasks", |c, _| {
-            let rows = read_slices(c, slices, columns, &wanted, until, limit).await?;
-            let mut due: Vec<Due> = rows.iter().map(read_due).collect::<sqlx::Result<_>>()?;
-            due.sort_unstable_by_key(|d| d.due); // the slices come one after the other
-            Ok(due)
+            let rows = read_slices(c, table, slices, columns, wanted, until, limit).await?;
+            rows.iter().map(read_due).collect()
         })
     }
 
@@ -110,17 +132,33 @@ impl Store {
         now: Timestamp,
         until: Timestamp,
     ) -> Result<Claimed> {
-        if due.is_empty() {
-            return Ok(Claimed::default());
+        let ids: Vec<TaskId> = due.iter().map(|d| d.id).collect();
+        let by_table = self.tables_for(&ids).await?.sort(due.iter().copied(), |d| d.id);
+        let moment = self.claim_moment(now);
+        let mut claims = Vec::with_capacity(by_table.len());
+        for (table, due) in &by_table {
+            claims.push(self.claim_in(Claim { table: *table, due, node, until, moment }));
         }
-        let claim = Claim { due, node, until, moment: self.claim_moment(now) };
-        let rows = retrying!(self.pools(), Use::Write, Scope::Statement, "claiming tasks", |c, tried| claim
-            .run(c, tried)
-            .await)?;
-        self.without_spent(rows, now).await
+        // What one table has given is ours, though another's claim fail.
+        let (mut rows, mut failed) = (Vec::new(), None);
+        for claimed in futures_util::future::join_all(claims).await {
+            match claimed {
+                Ok(tasks) => rows.extend(tasks),
+                Err(e) => failed = Some(e),
+            }
+        }
+        match failed {
+            Some(e) if rows.is_empty() => Err(e),
+            _ => self.without_spent(rows, now).await,
+        }
     }
 
-    /// Scans and claims in one go, for a deep backlog: at most `limit` tasks of each slice, the earliest first.
+    async fn claim_in(&self, claim: Claim<'_>) -> Result<Vec<Task>> {
+        retrying!(self.pools(), Use::Write, Scope::Statement, "claiming tasks", |c, tried| claim.run(c, tried).await)
+    }
+
+    /// Scans and claims in one go, for a deep backlog: at most `limit` tasks of each slice, the earliest first (of several
+    /// tables, what is in the oldest).
     pub async fn claim_due(&self, slices: &[Slice], node: NodeNumber, now: Timestamp, limit: u32) -> Result<Claimed> {
         if slices.is_empty() {
             return Ok(Claimed::default());
@@ -130,10 +168,22 @@ impl Store {
             let due = self.scan(slices, now, limit).await?;
             return self.claim(&due, node, now).await;
         }
-        let claim = ClaimDue { slices, node, now, limit, moment: self.claim_moment(now) };
-        let rows = retrying!(self.pools(), Use::Write, Scope::Statement, "claiming due tasks", |c, tried| claim
-            .run(c, tried)
-            .await)?;
+        let (mut rows, moment): (Vec<Task>, _) = (Vec::new(), self.claim_moment(now));
+        for (table, slices) in self.tables().reading(slices) {
+            let slices = with_room(&slices, &rows, limit);
+            // Each slice may have as many as the one that has had the least; so none has too many.
+            let Some(limit) = slices.iter().map(|(_, room)| *room).min() else { continue };
+            let slices: Vec<Slice> = slices.into_iter().map(|(slice, _)| slice).collect();
+            let claim = ClaimDue { table, slices: &slices, node, now, limit, moment };
+            let claimed = retrying!(self.pools(), Use::Write, Scope::Statement, "claiming due tasks", |c, tried| claim
+                .run(c, tried)
+                .await);
+            match self.learn_from(claimed).await {
+                Ok(tasks) => rows.extend(tasks),
+                Err(e) if rows.is_empty() => return Err(e),
+                Err(_) => break, // what we have is ours
+            }
+        }
         self.without_spent(rows, now).await
     }
 
@@ -148,6 +198,24 @@ impl Store {
         let ends: Vec<_> = ends.collect();
         if ends.is_empty() { Ok(()) } else { self.settle(&ends, now).await.map(|_| ()) }
     }
+}
+
+/// Of each slice the first `limit`, in the order that they are in.
+fn keep_first(due: &mut Vec<Due>, limit: u32) {
+    let mut counts: HashMap<(Lane, u8), u32> = HashMap::new();
+    due.retain(|d| {
+        let n = counts.entry((d.lane, d.id.shard())).or_default();
+        *n += 1;
+        *n <= limit
+    });
+}
+
+/// Slices of which less than `limit` has been claimed, and how much less.
+fn with_room(slices: &[Slice], claimed: &[Task], limit: u32) -> Vec<(Slice, u32)> {
+    let mut counts: HashMap<(Lane, u8), u32> = HashMap::new();
+    claimed.iter().for_each(|task| *counts.entry((task.lane, task.shard())).or_default() += 1);
+    let room = |s: &Slice| limit.saturating_sub(counts.get(&(s.lane, s.shard)).copied().unwrap_or(0));
+    slices.iter().map(|s| (*s, room(s))).filter(|(_, room)| *room > 0).collect()
 }
 
 fn read_due(row: &Row) -> sqlx::Result<Due> {
@@ -187,7 +255,7 @@ impl Wanted {
 
     /// A walk of the scan index up to a time, for the slice given by `lane`, `shard` and `from`; gives whole rows or, for
     /// SQLite, ids.
-    fn walk(&self, columns: &str, lane: &str, shard: &str, from: &str) -> String {
+    fn walk(&self, table: Table, columns: &str, [lane, shard, from]: [&str; 3]) -> String {
         let slice = format!("lane = {lane} AND shard = {shard} AND next_retry_time >= {from} AND next_retry_time <= ?");
         match self {
             Self::Pending(without) => {
@@ -196,11 +264,11 @@ impl Wanted {
                     n => format!(" AND (business_id IS NULL OR business_id NOT IN ({}))", vec!["?"; n].join(", ")),
                 };
                 format!(
-                    "SELECT {columns} FROM {TASK_TABLE} x WHERE {slice} AND status = 0{not} ORDER BY next_retry_time LIMIT ?"
+                    "SELECT {columns} FROM {table} x WHERE {slice} AND status = 0{not} ORDER BY next_retry_time LIMIT ?"
                 )
             }
             Self::AtHead(which, _) => format!(
-                "SELECT {columns} FROM (SELECT id, status, locked_by, locked_at FROM {TASK_TABLE} \
+                "SELECT {columns} FROM (SELECT id, status, locked_by, locked_at FROM {table} \
                   WHERE {slice} ORDER BY next_retry_time LIMIT {HEAD}) x WHERE {which} LIMIT ?"
             ),
         }
@@ -219,6 +287,7 @@ impl Wanted {
 /// Rows of slices, each slice by its own walk of the scan index.
 pub(super) async fn read_slices(
     c: &mut Connection<'_>,
+    table: Table,
     slices: &[Slice],
     columns: &str,
     wanted: &Wanted,
@@ -228,13 +297,14 @@ pub(super) async fn read_slices(
     let mut rows = Vec::new();
     // One statement may have 256 branches on MySQL; the others take any number of slices as one value.
     for slices in slices.chunks(if c.dialect() == Dialect::MySql { 256 } else { 4096 }) {
-        rows.extend(c.rows(slices_query(c.dialect(), slices, columns, wanted, until, limit)).await?);
+        rows.extend(c.rows(slices_query(c.dialect(), table, slices, columns, wanted, until, limit)).await?);
     }
     Ok(rows)
 }
 
 pub(super) fn slices_query(
     dialect: Dialect,
+    table: Table,
     slices: &[Slice],
     columns: &str,
     wanted: &Wanted,
@@ -246,7 +316,7 @@ pub(super) fn slices_query(
         // MariaDB has no LATERAL. Filled up to a power of two with a slice that is empty, so that few different
         // statements are prepared.
         let n = slices.len().next_power_of_two();
-        let branch = format!("({})", wanted.walk(&columns.replace("t.", "x."), "?", "?", "?"));
+        let branch = format!("({})", wanted.walk(table, &columns.replace("t.", "x."), ["?", "?", "?"]));
         let none = Slice { lane: Lane(-1), shard: 0, from: until };
         let all = slices.iter().chain(std::iter::repeat_n(&none, n - slices.len()));
         let union = query(vec![&*branch; n].join(" UNION ALL "));
@@ -256,12 +326,12 @@ pub(super) fn slices_query(
     let source = &s.source;
     let sql = if dialect == Dialect::Postgres {
         let inner = if columns == PLACE { "x.ctid" } else { "*" };
-        let walk = wanted.walk(inner, "s.lane", "s.shard", "s.due");
+        let walk = wanted.walk(table, inner, ["s.lane", "s.shard", "s.due"]);
         format!("SELECT {columns} FROM {source} CROSS JOIN LATERAL ({walk}) t")
     } else {
         // SQLite has no LATERAL; CROSS JOIN fixes the order, and the list is walked once a slice.
-        let walk = wanted.walk("x.id", "s.lane", "s.shard", "s.due");
-        format!("SELECT {columns} FROM {source} CROSS JOIN {TASK_TABLE} t WHERE t.id IN ({walk})")
+        let walk = wanted.walk(table, "x.id", ["s.lane", "s.shard", "s.due"]);
+        format!("SELECT {columns} FROM {source} CROSS JOIN {table} t WHERE t.id IN ({walk})")
     };
     wanted.bind_to(s.bind_to(query(sql)), until, limit)
 }
@@ -274,6 +344,7 @@ const ALIVE: &str = "EXISTS (SELECT 1 FROM redrive_node WHERE number = ? AND dea
 
 /// A claim of whatever is due.
 pub(super) struct ClaimDue<'a> {
+    pub(super) table: Table,
     pub(super) slices: &'a [Slice],
     pub(super) node: NodeNumber,
     pub(super) now: Timestamp,
@@ -295,7 +366,7 @@ impl ClaimDue<'_> {
             // What an earlier try got has the same moment; so has what this one got.
             let which = "x.status = 1 AND x.locked_by = ? AND x.locked_at = ?";
             let wanted = Wanted::AtHead(which, vec![self.node.into(), self.moment.into()]);
-            tasks = super::settle::read_running(c, self.slices, &wanted, HEAD).await?;
+            tasks = super::settle::read_running(c, self.table, self.slices, &wanted, HEAD).await?;
             tasks.retain(|task| (task.locked_by, task.locked_at) == (Some(self.node), Some(self.moment)));
         }
         Ok(tasks)
@@ -303,7 +374,8 @@ impl ClaimDue<'_> {
 
     pub(super) fn query(&self, dialect: Dialect) -> Query<'static> {
         let key = if dialect == Dialect::Postgres { PLACE } else { "t.id" };
-        let found = slices_query(dialect, self.slices, key, &Wanted::Pending(Vec::new()), self.now, self.limit);
+        let found =
+            slices_query(dialect, self.table, self.slices, key, &Wanted::Pending(Vec::new()), self.now, self.limit);
         let set = "status = 1, version = t.version + 1, locked_by = ?, locked_at = ?";
         let t = if dialect == Dialect::Postgres { "t." } else { "" };
         let also = ["version", "next_retry_time", "priority", "lane"].map(|c| format!("{t}{c}")).join(", ");
@@ -311,7 +383,7 @@ impl ClaimDue<'_> {
         let still = format!("t.status = 0 AND t.next_retry_time <= ? AND {ALIVE}");
         // An array is sorted and walked; a join would start a scan for each row, at twice the time.
         let (open, close) = if dialect == Dialect::Postgres { ("= ANY(ARRAY(", "))") } else { ("IN (", ")") };
-        let before = format!("UPDATE {TASK_TABLE} AS t SET {set} WHERE {key} {open}");
+        let before = format!("UPDATE {} AS t SET {set} WHERE {key} {open}", self.table);
         let after = format!("{close} AND {still} {returning}");
         let first = [self.node.into(), self.moment.into()];
         found.prefixed(&before).followed_by(&after).bind_first(first).bind(self.now).bind(self.node)
@@ -320,6 +392,7 @@ impl ClaimDue<'_> {
 
 /// One claim.
 pub(super) struct Claim<'a> {
+    pub(super) table: Table,
     pub(super) due: &'a [Due],
     pub(super) node: NodeNumber,
     /// Until when they may be due.
@@ -356,10 +429,10 @@ impl Claim<'_> {
     pub(super) fn query<'q>(&self, dialect: Dialect) -> Query<'q> {
         let s = self.list(dialect, 0);
         let held = format!("t.status = 0 AND t.next_retry_time <= ? AND {ALIVE}");
-        let (source, node) = (&s.source, self.node);
+        let (source, node, table) = (&s.source, self.node, self.table);
         if dialect == Dialect::MySql {
             let set = "t.status = 1, t.version = t.version + 1, t.locked_by = ?, t.locked_at = ?";
-            let sql = format!("UPDATE {source} {} SET {set} WHERE {held}", joined(dialect, TASK_TABLE));
+            let sql = format!("UPDATE {source} {} SET {set} WHERE {held}", joined(dialect, table));
             return s.bind_to(query(sql)).bind(node).bind(self.moment).bind(self.until).bind(node);
         }
         let set = "status = 1, version = t.version + 1, locked_by = ?, locked_at = ?";
@@ -367,11 +440,10 @@ impl Claim<'_> {
         if dialect == Dialect::Postgres
             && let Some(alike) = alike(self.due.iter().map(|d| (d.id, d.version)))
         {
-            let sql = format!("UPDATE {TASK_TABLE} AS t SET {set} WHERE {ALIKE} AND {held} RETURNING {columns}");
+            let sql = format!("UPDATE {table} AS t SET {set} WHERE {ALIKE} AND {held} RETURNING {columns}");
             return query(sql).bind(node).bind(self.moment).bind_all(alike).bind(self.until).bind(node);
         }
-        let sql =
-            format!("UPDATE {TASK_TABLE} AS t SET {set} FROM {source} WHERE {SAME} AND {held} RETURNING {columns}");
+        let sql = format!("UPDATE {table} AS t SET {set} FROM {source} WHERE {SAME} AND {held} RETURNING {columns}");
         // The values of SET stand before those of the list.
         s.bind_to(query(sql).bind(node).bind(self.moment)).bind(self.until).bind(node)
     }
@@ -383,7 +455,7 @@ impl Claim<'_> {
             "SELECT {} FROM {} {} WHERE t.status = 1 AND t.locked_by = ? AND t.locked_at = ?",
             claimed_columns(c.dialect(), "t."),
             s.source,
-            joined(c.dialect(), TASK_TABLE)
+            joined(c.dialect(), self.table)
         );
         self.read(&c.rows(s.bind_to(query(sql)).bind(self.node).bind(self.moment)).await?)
     }

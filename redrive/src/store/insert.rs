@@ -23,10 +23,10 @@ use crate::task::{KeyHash, Task};
 use super::Store;
 use super::db::{Connection, Dialect, database_error, fault, query};
 use super::key::{key_owners, lost_keys};
+use super::layout::Tables;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{insert_rows, needed_columns, unnest, unnest_tasks};
-use super::schema::TASK_TABLE;
 use super::turn::{self, TAKE_TURN, Turn};
 
 /// The answer to an enqueue: durable, under this id.
@@ -87,6 +87,10 @@ impl Batch {
         let mut order: Vec<usize> = (0..self.asked.len()).filter(|i| self.twin.get(*i) == Some(&None)).collect();
         order.sort_by_cached_key(|i| self.task(*i).map(|t| (t.key_hash(), t.id)));
         order
+    }
+
+    fn ids(&self, part: &[usize]) -> Vec<TaskId> {
+        part.iter().filter_map(|i| Some(self.task(*i)?.id)).collect()
     }
 
     fn rename(&mut self, part: &[usize], ids: &IdMaker, now: Timestamp) {
@@ -170,7 +174,8 @@ impl Store {
         let mut batch = Batch::new(asked);
         let (mut open, mut waiting) = (vec![batch.order()], Vec::new());
         while let Some(part) = open.pop() {
-            let e = match self.insert_part(Use::Insert, &mut batch, &part, now).await {
+            let written = self.insert_part(Use::Insert, &mut batch, &part, now).await;
+            let e = match self.learn_from(written).await {
                 Ok(()) => continue,
                 Err(e) => e,
             };
@@ -181,7 +186,8 @@ impl Store {
             };
             match e.fault() {
                 // Another maker with our slot was quicker with one of the ids: give them new ones.
-                Some(Fault::Unique) => {
+                // Or a table of theirs is past its time: they had better be new.
+                Some(Fault::Unique | Fault::NoTable) => {
                     batch.rename(&part, self.ids(), now);
                     open.push(part);
                 }
@@ -222,15 +228,20 @@ impl Store {
         let mut c = connection.into();
         let mut batch = Batch::new(self.prepare_all(new, now)?);
         let mut rest = batch.order();
+        let tables = self.make_room_in(&mut c, &batch.ids(&rest), now).await?;
         let doing = format!("enqueueing {} in the caller's transaction", describe(&batch, &rest));
         while !rest.is_empty() {
             let tasks: Vec<&Task> = rest.iter().filter_map(|i| batch.task(*i)).collect();
-            let answers = insert_once(&mut c, &tasks, None, now).await.map_err(|e| database_error(&*doing, e))?;
+            let answers =
+                insert_once(&mut c, &tables, &tasks, None, now).await.map_err(|e| database_error(&*doing, e))?;
             take_answers(&mut batch, &mut rest, answers);
         }
         batch.answer_twins();
         for (_, id, task) in batch.replacements() {
-            let edit = super::task::policy_edit(id, &task.policy, task.created_by.as_deref(), now);
+            if !tables.may_have(id) {
+                continue; // a table that is dropped meanwhile is empty
+            }
+            let edit = super::task::policy_edit(tables.of(id), id, &task.policy, task.created_by.as_deref(), now);
             c.execute(edit).await.map_err(|e| database_error(format!("replacing the policy of task {id}"), e))?;
         }
         batch.answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
@@ -239,6 +250,7 @@ impl Store {
     /// A part of a batch, repeated until every row is written or found to exist.
     async fn insert_part(&self, wanted: Use, batch: &mut Batch, part: &[usize], now: Timestamp) -> Result<()> {
         let doing = format!("enqueueing {}", describe(batch, part));
+        let tables = self.make_room(&batch.ids(part)).await?;
         let mut turn = self.turn().await?;
         let mut rest = part.to_vec();
         while !rest.is_empty() {
@@ -252,7 +264,7 @@ impl Store {
             let scope = if alone { Scope::Statement } else { Scope::Transaction };
             turn.iter_mut().for_each(|turn| turn.begin(self.ids().next(0, now)));
             let answers = retrying!(self.pools(), wanted, scope, doing, |c, tried| {
-                insert_try(c, &tasks, turn.as_ref(), tried, now).await
+                insert_try(c, &tables, &tasks, turn.as_ref(), tried, now).await
             });
             match answers {
                 Ok(answers) => take_answers(batch, &mut rest, answers),
@@ -300,18 +312,19 @@ fn describe(batch: &Batch, part: &[usize]) -> String {
 /// One try. After the first, an earlier one may have been committed: its turn knows.
 async fn insert_try(
     c: &mut Connection<'_>,
+    tables: &Tables,
     tasks: &[&Task],
     turn: Option<&Turn>,
     tried: u32,
     now: Timestamp,
 ) -> sqlx::Result<Vec<Option<Enqueued>>> {
     let Some(turn) = turn.filter(|_| tried > 0) else {
-        return insert_once(c, tasks, turn, now).await;
+        return insert_once(c, tables, tasks, turn, now).await;
     };
     if turn.is_committed(c).await? {
         return written_before(c, tasks).await;
     }
-    match insert_once(c, tasks, Some(turn), now).await {
+    match insert_once(c, tables, tasks, Some(turn), now).await {
         // The earlier try is still on its way: wait for it, rather than write its rows under another turn.
         Err(e) if matches!(fault(&e), Fault::Busy | Fault::Unique) => Err(turn::taken()),
         result => result,
@@ -334,13 +347,14 @@ async fn written_before(c: &mut Connection<'_>, tasks: &[&Task]) -> sqlx::Result
 /// meanwhile: it is to be tried again.
 pub(super) async fn insert_once(
     c: &mut Connection<'_>,
+    tables: &Tables,
     tasks: &[&Task],
     turn: Option<&Turn>,
     now: Timestamp,
 ) -> sqlx::Result<Vec<Option<Enqueued>>> {
     let keys: Vec<(KeyHash, TaskId)> = tasks.iter().filter_map(|t| Some((t.key_hash()?, t.id))).collect();
     let lost = match c.dialect() {
-        Dialect::Postgres => insert_postgres(c, tasks, &keys, turn, now).await?,
+        Dialect::Postgres => insert_postgres(c, tables, tasks, &keys, turn, now).await?,
         Dialect::Sqlite | Dialect::MySql => {
             if let Some(turn) = turn
                 && c.execute(query(TAKE_TURN).bind_all(turn.values())).await? == 0
@@ -349,7 +363,7 @@ pub(super) async fn insert_once(
             }
             let lost = lost_keys(c, &keys, now).await?;
             let winners: Vec<&Task> = tasks.iter().copied().filter(|t| !lost.contains(&t.id)).collect();
-            insert_tasks(c, &winners).await?;
+            insert_tasks(c, tables, &winners).await?;
             lost
         }
     };
@@ -365,19 +379,20 @@ pub(super) async fn insert_once(
     Ok(tasks.iter().map(answer).collect())
 }
 
-async fn insert_tasks(c: &mut Connection<'_>, tasks: &[&Task]) -> sqlx::Result<()> {
-    if tasks.is_empty() {
-        return Ok(());
-    }
+async fn insert_tasks(c: &mut Connection<'_>, tables: &Tables, tasks: &[&Task]) -> sqlx::Result<()> {
     let columns = needed_columns(tasks);
     let names: Vec<&str> = columns.iter().map(|c| c.name).collect();
-    let rows = tasks.iter().map(|t| columns.iter().map(|c| (c.value)(t)).collect()).collect();
-    insert_rows(c, TASK_TABLE, &names, rows, "", &[]).await.map(|_| ())
+    for (table, tasks) in tables.sort(tasks.iter().copied(), |task| task.id) {
+        let rows = tasks.iter().map(|t| columns.iter().map(|c| (c.value)(t)).collect()).collect();
+        insert_rows(c, table, &names, rows, "", &[]).await?;
+    }
+    Ok(())
 }
 
-/// Turn, keys and rows in one statement. Gives the ids of the tasks whose keys were taken.
+/// Turn, keys and rows in one statement, however many tables they go to. Gives the ids of the tasks whose keys were taken.
 async fn insert_postgres(
     c: &mut Connection<'_>,
+    tables: &Tables,
     tasks: &[&Task],
     keys: &[(KeyHash, TaskId)],
     turn: Option<&Turn>,
@@ -407,20 +422,27 @@ async fn insert_postgres(
         values.push(now.into());
         if_key = "AND (task_key IS NULL OR id IN (SELECT task_id FROM taken))";
     }
-    let (source, columns) = unnest_tasks(tasks, &columns);
-    values.extend(columns);
-    let insert = format!(
-        "INSERT INTO {TASK_TABLE} ({names}) SELECT {names} FROM {source} AS n({names}) WHERE {if_turn} {if_key}"
-    );
+    let mut inserts = Vec::new();
+    for (table, tasks) in tables.sort(tasks.iter().copied(), |task| task.id) {
+        let (source, columns) = unnest_tasks(&tasks, &columns);
+        values.extend(columns);
+        inserts.push(format!(
+            "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS n({names}) WHERE {if_turn} {if_key}"
+        ));
+    }
     // Where no key can be lost, the database need not say which rows it wrote.
-    if keys.is_empty() {
+    if let ([insert], true) = (&*inserts, keys.is_empty()) {
         let with = if with.is_empty() { String::new() } else { format!("WITH {}", with.join(", ")) };
         let written = c.execute(query(format!("{with} {insert}")).bind_all(values)).await?;
         return if written == 0 && turn.is_some() { Err(turn::taken()) } else { Ok(IdSet::default()) };
     }
-    with.push(format!("written AS ({insert} RETURNING id)"));
-    let also_turn = if turn.is_some() { "UNION ALL SELECT id FROM turn" } else { "" };
-    let sql = format!("WITH {} SELECT id FROM written {also_turn}", with.join(", "));
+    let mut selects = Vec::new();
+    for (i, insert) in inserts.iter().enumerate() {
+        with.push(format!("written_{i} AS ({insert} RETURNING id)"));
+        selects.push(format!("SELECT id FROM written_{i}"));
+    }
+    selects.extend(turn.map(|_| "SELECT id FROM turn".to_owned()));
+    let sql = format!("WITH {} {}", with.join(", "), selects.join(" UNION ALL "));
     let rows = c.rows(query(sql).bind_all(values)).await?;
     let written: sqlx::Result<IdSet> = rows.iter().map(|row| Ok(TaskId::from_i64(row.int()?))).collect();
     let written = written?;
@@ -431,10 +453,15 @@ async fn insert_postgres(
 }
 
 /// Tasks that follow from the end of another, inside its transaction. One that exists already is left as it is.
-pub(super) async fn insert_follow_ups(c: &mut Connection<'_>, tasks: &[Task], now: Timestamp) -> sqlx::Result<()> {
+pub(super) async fn insert_follow_ups(
+    c: &mut Connection<'_>,
+    tables: &Tables,
+    tasks: &[Task],
+    now: Timestamp,
+) -> sqlx::Result<()> {
     let mut rest: Vec<&Task> = tasks.iter().collect();
     while !rest.is_empty() {
-        let answers = insert_once(c, &rest, None, now).await?;
+        let answers = insert_once(c, tables, &rest, None, now).await?;
         rest = rest.into_iter().zip(answers).filter(|(_, answer)| answer.is_none()).map(|(task, _)| task).collect();
     }
     Ok(())

@@ -11,10 +11,10 @@ use crate::task::Lane;
 use super::Store;
 use super::db::{Connection, Dialect, query};
 use super::hot::Slice;
+use super::layout::Table;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::narrow;
-use super::schema::TASK_TABLE;
 
 /// A method that people have paused: its tasks wait.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -108,7 +108,17 @@ impl Store {
 
     /// What there is in each lane that has tasks.
     pub async fn depths(&self) -> Result<Vec<LaneDepth>> {
-        let mut lanes = retrying!(self.pools(), Use::Read, Scope::Statement, "counting tasks", |c, _| depths(c).await)?;
+        let mut lanes: Vec<LaneDepth> = Vec::new();
+        for table in self.tables().read() {
+            let counted =
+                retrying!(self.pools(), Use::Read, Scope::Statement, "counting tasks", |c, _| depths(c, table).await);
+            for found in self.learn_from(counted).await? {
+                match lanes.iter_mut().find(|lane| lane.lane == found.lane) {
+                    Some(lane) => lane.depth += found.depth,
+                    None => lanes.push(found),
+                }
+            }
+        }
         for lane in &mut lanes {
             let shard = |shard| Slice { lane: lane.lane, shard, from: Timestamp::EPOCH };
             let slices: Vec<Slice> = (0..SHARDS).map(shard).collect();
@@ -124,18 +134,18 @@ fn setting(method: &str) -> String {
 }
 
 /// From lane to lane by the index, without looking at what is between; then each is counted, up to a point.
-async fn depths(c: &mut Connection<'_>) -> sqlx::Result<Vec<LaneDepth>> {
+async fn depths(c: &mut Connection<'_>, table: Table) -> sqlx::Result<Vec<LaneDepth>> {
     let lanes = format!(
-        "WITH RECURSIVE l(lane) AS (SELECT MIN(lane) FROM {TASK_TABLE} UNION ALL \
-         SELECT (SELECT MIN(t.lane) FROM {TASK_TABLE} t WHERE t.lane > l.lane) FROM l WHERE l.lane IS NOT NULL) \
+        "WITH RECURSIVE l(lane) AS (SELECT MIN(lane) FROM {table} UNION ALL \
+         SELECT (SELECT MIN(t.lane) FROM {table} t WHERE t.lane > l.lane) FROM l WHERE l.lane IS NOT NULL) \
          SELECT lane FROM l WHERE lane IS NOT NULL"
     );
     let mut depths = Vec::new();
     for row in c.rows(query(lanes)).await? {
         let lane = Lane(narrow(row.int()?)?);
-        let count = format!("SELECT COUNT(*) FROM (SELECT 1 AS n FROM {TASK_TABLE} WHERE lane = ? LIMIT ?) x");
+        let count = format!("SELECT COUNT(*) FROM (SELECT 1 AS n FROM {table} WHERE lane = ? LIMIT ?) x");
         let count = c.row(query(count).bind(lane).bind(MOST_COUNTED as i64)).await?;
-        let method = format!("SELECT method_name FROM {TASK_TABLE} WHERE lane = ? LIMIT 1");
+        let method = format!("SELECT method_name FROM {table} WHERE lane = ? LIMIT 1");
         let Some(method) = c.row(query(method).bind(lane)).await? else { continue };
         let depth = count.map(|row| row.int()).transpose()?.unwrap_or(0);
         let method = method.columns().text()?.to_owned();

@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | `db`, `connect`, `pool`, `retry`, `url`, `schema` | the three databases, connections and repetition, migrations |
 //! | `row` | tasks as rows, many rows in one statement |
+//! | `layout`, `tables` | which table a task is in; tables that come and go with the months |
 //! | `insert`, `key`, `turn` | writing tasks down: each key once, each batch once |
 //! | `hot`, `claimed` | finding what is due, claiming it |
 //! | `settle`, `first_try` | ending attempts, rescuing what dead nodes held |
@@ -30,6 +31,7 @@ mod first_try;
 mod hot;
 mod insert;
 mod key;
+mod layout;
 mod lock;
 mod method;
 mod node;
@@ -39,13 +41,14 @@ mod retry;
 mod row;
 mod schema;
 mod settle;
+mod tables;
 mod task;
 mod turn;
 mod url;
 mod wake;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, RwLock};
 
 use crate::clock::Timestamp;
 use crate::crypt::Keyring;
@@ -60,12 +63,14 @@ pub use faults::{Fault, Faults};
 pub use hot::{Claimed, Due, Slice};
 pub(crate) use insert::Callers;
 pub use insert::{Enqueued, Prepared};
+pub use layout::Layout;
 pub use lock::Lock;
 pub use method::{LaneDepth, MOST_COUNTED, Paused};
 pub use node::{Node, NodeSeen, Registration};
 pub use notice::{ChannelState, Notice};
 pub use pool::StoreOptions;
 pub use settle::{Kept, Settle, Settled};
+pub use tables::{Retention, Rotated};
 pub use task::{Cancelled, TaskFilter};
 
 use pool::{Pools, Use};
@@ -93,8 +98,17 @@ struct Inner {
     pools: Pools,
     ids: IdMaker,
     turns: Turns,
+    known: Known,
     /// The moment of the last claim.
     claimed_at: AtomicI64,
+}
+
+/// What stores on the same database know of its tables, together.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    tables: Arc<RwLock<Arc<layout::Tables>>>,
+    /// Whether new tasks go into monthly tables.
+    monthly: Arc<AtomicBool>,
 }
 
 impl Store {
@@ -114,7 +128,9 @@ impl Store {
             schema::require(&pools).await?;
         }
         let slot = node::count_up(&pools, "slot").await?;
-        Ok(Self::with(pools, slot))
+        let store = Self::with(pools, slot, Known::default());
+        store.begin_with_tables().await?;
+        Ok(store)
     }
 
     /// A store on the same database with connections of its own: for work that must not wait for other work's. A database
@@ -126,12 +142,12 @@ impl Store {
         let options = StoreOptions { max_connections: connections, migrate: false, ..self.options().clone() };
         let pools = Pools::open(self.pools().url(), options).await?;
         let slot = node::count_up(&pools, "slot").await?;
-        Ok(Self::with(pools, slot))
+        Ok(Self::with(pools, slot, self.0.known.clone()))
     }
 
-    fn with(pools: Pools, slot: i64) -> Self {
-        let (ids, turns) = (IdMaker::new(slot), Turns::new(slot));
-        Self(Arc::new(Inner { pools, ids, turns, claimed_at: AtomicI64::new(0) }))
+    fn with(pools: Pools, slot: i64, known: Known) -> Self {
+        let (ids, turns) = (IdMaker::new(slot, known.monthly.clone()), Turns::new(slot));
+        Self(Arc::new(Inner { pools, ids, turns, known, claimed_at: AtomicI64::new(0) }))
     }
 
     /// The time, as the database sees it.

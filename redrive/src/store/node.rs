@@ -41,6 +41,8 @@ pub struct Node {
     pub dead: bool,
     /// Whether it is on its way out.
     pub leaving: bool,
+    /// Whether it reads monthly tables, if there are any.
+    pub knows_months: bool,
     /// Who it says it is.
     pub registration: Registration,
 }
@@ -88,9 +90,11 @@ impl Store {
         let methods = serde_json::to_string(&who.methods).unwrap_or_default();
         retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| {
             let number = next_value(c, "node").await?;
-            let sql = "INSERT INTO redrive_node (number, beat, beat_at, started_at, name, build, methods) VALUES (?, 0, ?, ?, ?, ?, ?)";
-            let row = query(sql).bind(number).bind(now).bind(now).bind(&*who.name).bind(&*who.build).bind(&*methods);
-            c.execute(row).await?;
+            let seen = self.follow_tables(c).await?;
+            let sql = "INSERT INTO redrive_node (number, beat, beat_at, started_at, layout_seen, name, build, methods) \
+                       VALUES (?, 0, ?, ?, ?, ?, ?, ?)";
+            let row = query(sql).bind(number).bind(now).bind(now).bind(i64::from(seen));
+            c.execute(row.bind(&*who.name).bind(&*who.build).bind(&*methods)).await?;
             Ok(NodeNumber(number))
         })
     }
@@ -100,8 +104,10 @@ impl Store {
         let doing = format!("beating as node {node}");
         retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
             let now = database_time(c).await?;
-            let sql = "UPDATE redrive_node SET beat = beat + 1, beat_at = ? WHERE number = ? AND dead = 0";
-            let alive = c.execute(query(sql).bind(now).bind(node)).await? == 1;
+            let seen = self.follow_tables(c).await?;
+            let sql =
+                "UPDATE redrive_node SET beat = beat + 1, beat_at = ?, layout_seen = ? WHERE number = ? AND dead = 0";
+            let alive = c.execute(query(sql).bind(now).bind(i64::from(seen)).bind(node)).await? == 1;
             Ok(if alive { NodeSeen::Alive(now) } else { NodeSeen::Fenced })
         })
     }
@@ -150,7 +156,7 @@ impl Store {
     /// All nodes that are known, the oldest first.
     pub async fn nodes(&self) -> Result<Vec<Node>> {
         retrying!(self.pools(), Use::Read, Scope::Statement, "listing nodes", |c, _| {
-            let sql = "SELECT number, beat, beat_at, started_at, dead, leaving, name, build, methods FROM redrive_node ORDER BY number";
+            let sql = "SELECT number, beat, beat_at, started_at, dead, leaving, layout_seen, name, build, methods FROM redrive_node ORDER BY number";
             c.rows(query(sql)).await?.iter().map(read_node).collect()
         })
     }
@@ -168,8 +174,9 @@ fn read_node(row: &super::db::Row) -> sqlx::Result<Node> {
     let mut c = row.columns();
     let (number, beat) = (NodeNumber(c.int()?), c.int()?);
     let (beat_at, started_at) = (Timestamp::from_millis(c.int()?), Timestamp::from_millis(c.int()?));
-    let (dead, leaving) = (c.int()? != 0, c.int()? != 0);
+    let (dead, leaving, knows_months) = (c.int()? != 0, c.int()? != 0, c.int()? != 0);
     let (name, build) = (c.text()?.to_owned(), c.text()?.to_owned());
     let methods = serde_json::from_str(c.text()?).unwrap_or_default();
-    Ok(Node { number, beat, beat_at, started_at, dead, leaving, registration: Registration { name, build, methods } })
+    let registration = Registration { name, build, methods };
+    Ok(Node { number, beat, beat_at, started_at, dead, leaving, knows_months, registration })
 }

@@ -4,6 +4,9 @@
 //! its `notified_at` is not set. It is deleted in the transaction that sets that, in whichever table the task is then. Both
 //! lock the task's row before the notice's.
 
+#[cfg(feature = "notify")]
+use std::fmt::Display;
+
 use serde::Serialize;
 
 use crate::clock::Timestamp;
@@ -15,10 +18,12 @@ use crate::task::{Business, LastError, Task, limits, storable};
 use super::Store;
 use super::archive::read_reason;
 use super::db::{Connection, Dialect, Row, Value, query};
+use super::layout::Table;
+#[cfg(feature = "notify")]
+use super::layout::Tables;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{Listed, insert_rows, joined_on, last_error, narrow, read_business, time};
-use super::schema::TASK_TABLE;
 use super::settle::Settle;
 
 /// A task that people are to be told of, as it was when that was decided.
@@ -79,13 +84,18 @@ const COLUMNS: [&str; 10] = [
 pub(super) type Told<'t> = (&'t Task, Option<DeadReason>);
 
 /// Writes notices of tasks whose rows this transaction has locked in the task table: unless people were told already.
-pub(super) async fn write(c: &mut Connection<'_>, tasks: &[Told<'_>], now: Timestamp) -> sqlx::Result<()> {
+pub(super) async fn write(
+    c: &mut Connection<'_>,
+    table: Table,
+    tasks: &[Told<'_>],
+    now: Timestamp,
+) -> sqlx::Result<()> {
     if tasks.is_empty() {
         return Ok(());
     }
     let s = Listed::new(c.dialect(), &COLUMNS, tasks.iter().map(|told| values(told, now)).collect());
     let columns = COLUMNS.map(|column| format!("s.{column}")).join(", ");
-    let table = joined_on(c.dialect(), TASK_TABLE, "t.id = s.task_id");
+    let table = joined_on(c.dialect(), table, "t.id = s.task_id");
     let (insert, once) = insert_once(c.dialect());
     let sql = format!(
         "{insert} INTO redrive_notice ({}) SELECT {columns} FROM {} {table} WHERE t.notified_at IS NULL {once}",
@@ -99,13 +109,14 @@ pub(super) async fn write(c: &mut Connection<'_>, tasks: &[Told<'_>], now: Times
 /// told of already, and when.
 pub(super) async fn write_leaving(
     c: &mut Connection<'_>,
+    table: Table,
     leaving: &[&Settle],
     now: Timestamp,
 ) -> sqlx::Result<IdMap<Timestamp>> {
     let after = after_failure(leaving, now);
     let tasks: Vec<Told<'_>> = after.iter().map(|(task, reason)| (task, *reason)).collect();
-    write(c, &tasks, now).await?;
-    told_of(c, &after.iter().map(|(task, _)| task.id).collect::<Vec<_>>()).await
+    write(c, table, &tasks, now).await?;
+    told_of(c, table, &after.iter().map(|(task, _)| task.id).collect::<Vec<_>>()).await
 }
 
 /// Of settles that want people told: the tasks after them, and why they were given up, if they were.
@@ -136,12 +147,12 @@ pub(super) async fn write_new(c: &mut Connection<'_>, settles: &[&Settle], now: 
 }
 
 /// Which of these, in the task table, people were told of, and when: it may have happened since they were claimed.
-async fn told_of(c: &mut Connection<'_>, ids: &[TaskId]) -> sqlx::Result<IdMap<Timestamp>> {
+async fn told_of(c: &mut Connection<'_>, table: Table, ids: &[TaskId]) -> sqlx::Result<IdMap<Timestamp>> {
     if ids.is_empty() {
         return Ok(IdMap::default());
     }
     let s = Listed::new(c.dialect(), &["id"], ids.iter().map(|id| vec![(*id).into()]).collect());
-    let table = joined_on(c.dialect(), TASK_TABLE, "t.id = s.id");
+    let table = joined_on(c.dialect(), table, "t.id = s.id");
     let sql = format!("SELECT t.id, t.notified_at FROM {} {table} WHERE t.notified_at IS NOT NULL", s.source);
     let read = |row: &Row| {
         let mut columns = row.columns();
@@ -212,7 +223,9 @@ impl Store {
     /// failure asks for it again.
     pub(crate) async fn note_failing(&self, task: &Task, now: Timestamp) -> Result<()> {
         let doing = format!("noting that people are to be told of task {}", task.id);
-        retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| write(c, &[(task, None)], now).await)
+        let table = self.tables().of(task.id);
+        retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| write(c, table, &[(task, None)], now)
+            .await)
     }
 
     /// Whether there is anything that people are to be told of.
@@ -271,8 +284,9 @@ impl Store {
         now: Timestamp,
     ) -> Result<()> {
         let doing = format!("noting what was sent to {channel}");
+        let tables = self.tables_for(finished).await?;
         retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| {
-            finish(c, finished, now).await?;
+            finish(c, &tables, finished, now).await?;
             add_channel(c, partly, channel).await?;
             make_channel(c, channel).await?;
             let sql = "UPDATE redrive_channel SET next_at = ?, sent_at = ?, sent = sent + 1, tries = 0, last_error = NULL \
@@ -300,18 +314,26 @@ impl Store {
 
     /// People were told of these by all channels.
     pub(crate) async fn finish_notices(&self, ids: &[TaskId], now: Timestamp) -> Result<()> {
-        retrying!(self.pools(), Use::Write, Scope::Transaction, "finishing notices", |c, _| finish(c, ids, now).await)
+        let tables = self.tables_for(ids).await?;
+        retrying!(self.pools(), Use::Write, Scope::Transaction, "finishing notices", |c, _| finish(
+            c, &tables, ids, now
+        )
+        .await)
     }
 }
 
 /// Marks the tasks, wherever they are, and deletes the notices.
 #[cfg(feature = "notify")]
-async fn finish(c: &mut Connection<'_>, ids: &[TaskId], now: Timestamp) -> sqlx::Result<()> {
+async fn finish(c: &mut Connection<'_>, tables: &Tables, ids: &[TaskId], now: Timestamp) -> sqlx::Result<()> {
     if ids.is_empty() {
         return Ok(());
     }
-    for table in [TASK_TABLE, "retry_dead", "retry_archive"] {
-        mark(c, table, ids, now).await?;
+    for (table, ids) in tables.sort(ids.iter().copied(), |id| *id) {
+        mark(c, table, &ids, now).await?;
+    }
+    mark(c, "retry_dead", ids, now).await?;
+    for archive in tables.all_archives() {
+        mark(c, archive, ids, now).await?;
     }
     let s = listed(c.dialect(), ids);
     let sql = match c.dialect() {
@@ -325,7 +347,7 @@ async fn finish(c: &mut Connection<'_>, ids: &[TaskId], now: Timestamp) -> sqlx:
 }
 
 #[cfg(feature = "notify")]
-async fn mark(c: &mut Connection<'_>, table: &str, ids: &[TaskId], now: Timestamp) -> sqlx::Result<()> {
+async fn mark(c: &mut Connection<'_>, table: impl Display, ids: &[TaskId], now: Timestamp) -> sqlx::Result<()> {
     update(c, table, "id", "notified_at = ?", now.into(), ids).await
 }
 
@@ -342,7 +364,7 @@ async fn add_channel(c: &mut Connection<'_>, ids: &[TaskId], channel: &str) -> s
 #[cfg(feature = "notify")]
 async fn update(
     c: &mut Connection<'_>,
-    table: &str,
+    table: impl Display,
     id: &str,
     set: &str,
     value: Value<'_>,

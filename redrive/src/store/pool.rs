@@ -24,6 +24,7 @@ use crate::error::{Error, Fault, Result};
 use super::connect::{insert_share, is_memory};
 use super::db::{Connection, Dialect, Tx, database_error, each, fault, query};
 use super::faults::{Fault as Planned, Faults, lost};
+use super::layout::Layout;
 use super::retry::{Lease, Scope, Tries};
 use super::url::Url;
 
@@ -45,6 +46,8 @@ pub struct StoreOptions {
     pub faults: Option<Faults>,
     /// Whether the schema is created or brought up to date. Default: yes.
     pub migrate: bool,
+    /// How tasks are spread over tables. Default: as the database has it; a new one has a single table.
+    pub layout: Option<Layout>,
 }
 
 impl Default for StoreOptions {
@@ -57,6 +60,7 @@ impl Default for StoreOptions {
             keyring: None,
             faults: None,
             migrate: true,
+            layout: None,
         }
     }
 }
@@ -324,7 +328,7 @@ impl Pools {
         };
         let fault = fault(&e);
         let again = match fault {
-            Fault::Other | Fault::Unique => false,
+            Fault::Other | Fault::Unique | Fault::NoTable => false,
             Fault::Busy => tries.patient && !tries.is_over(),
             Fault::Conflict | Fault::Disconnected | Fault::Unavailable => !tries.is_over(),
         };

@@ -2,6 +2,7 @@
 //! directions between them and a [`Task`]. And how many rows go into one statement.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -324,7 +325,7 @@ pub(super) fn narrow<T: TryFrom<i64>>(n: i64) -> sqlx::Result<T> {
 /// RETURNING. What it returns is put together from all statements.
 pub(super) async fn insert_rows<'q>(
     c: &mut Connection<'_>,
-    table: &str,
+    table: impl Display,
     columns: &[&str],
     rows: Vec<Vec<Value<'q>>>,
     suffix: &str,
@@ -465,12 +466,12 @@ pub(super) fn alike<'q>(rows: impl Iterator<Item = (TaskId, i32)> + Clone) -> Op
 
 /// `JOIN table t ON` the listed rows, by primary key. MySQL is told so: given the choice it reads a small table whole,
 /// and an UPDATE then waits for locks on rows that it does not want.
-pub(super) fn joined(dialect: Dialect, table: &str) -> String {
+pub(super) fn joined(dialect: Dialect, table: impl Display) -> String {
     joined_on(dialect, table, SAME)
 }
 
 /// The same by another condition.
-pub(super) fn joined_on(dialect: Dialect, table: &str, on: &str) -> String {
+pub(super) fn joined_on(dialect: Dialect, table: impl Display, on: &str) -> String {
     match dialect {
         Dialect::MySql => format!("STRAIGHT_JOIN {table} t FORCE INDEX (PRIMARY) ON {on}"),
         Dialect::Postgres => format!("JOIN {table} t ON {on}"),

@@ -16,16 +16,16 @@ use super::pool::{Pools, Use};
 use super::retry::{Scope, retrying};
 
 /// The schema that this binary knows.
-pub(super) const VERSION: i64 = 2;
+pub(super) const VERSION: i64 = 3;
 /// The oldest schema version whose binaries can work on [`VERSION`].
 const COMPATIBLE_WITH: i64 = 1;
 
-/// The task table of the single layout.
-pub(super) const TASK_TABLE: &str = "retry_task";
-
 /// One step from a version to the next.
-const MIGRATIONS: [&str; VERSION as usize] =
-    [include_str!("../../migrations/0001_base.sql"), include_str!("../../migrations/0002_notice.sql")];
+const MIGRATIONS: [&str; VERSION as usize] = [
+    include_str!("../../migrations/0001_base.sql"),
+    include_str!("../../migrations/0002_notice.sql"),
+    include_str!("../../migrations/0003_table.sql"),
+];
 
 /// Brings the schema up to date, or says why that cannot be.
 pub(super) async fn migrate(pools: &Pools) -> Result<()> {
@@ -33,32 +33,43 @@ pub(super) async fn migrate(pools: &Pools) -> Result<()> {
     if check(pools, &doing).await? == Some(VERSION) {
         return Ok(());
     }
-    match pools.dialect() {
-        // Schema changes are transactional; the lock ends with the transaction.
-        Dialect::Sqlite | Dialect::Postgres => {
-            retrying!(pools, Use::Write, Scope::Transaction, &doing, |c, _| {
-                if c.dialect() == Dialect::Postgres {
-                    // Waiting for another node's migration may take longer than for a row.
-                    c.script("SET LOCAL lock_timeout = '5min'; SELECT pg_advisory_xact_lock(7230531764420853)".into())
-                        .await?;
-                }
-                upgrade(c).await
-            })
-        }
-        // They commit by themselves; the lock is the connection's, and goes with it.
-        Dialect::MySql => {
-            retrying!(pools, Use::Write, Scope::Statement, &doing, |c, _| {
-                let lock = "SELECT GET_LOCK(CONCAT('redrive_migrate_', LEFT(MD5(DATABASE()), 16)), 300)";
-                if c.row(query(lock)).await?.map(|row| row.columns().opt_int()).transpose()?.flatten() != Some(1) {
-                    return Err(sqlx::Error::Protocol("another node's migration did not end in 5 minutes".into()));
-                }
-                let result = upgrade(c).await;
-                c.row(query("SELECT RELEASE_LOCK(CONCAT('redrive_migrate_', LEFT(MD5(DATABASE()), 16)))")).await?;
-                result
-            })
-        }
-    }?;
+    retrying!(pools, Use::Write, scope(pools.dialect()), &doing, |c, _| {
+        lock(c).await?;
+        let done = upgrade(c).await;
+        unlock(c, done).await
+    })?;
     check(pools, &doing).await.map(|_| ())
+}
+
+/// How far a change of the schema reaches: MySQL's commit by themselves.
+pub(super) fn scope(dialect: Dialect) -> Scope {
+    if dialect == Dialect::MySql { Scope::Statement } else { Scope::Transaction }
+}
+
+/// Lets one node at a time change the schema. On MySQL the lock is the connection's and goes with it, elsewhere it ends with
+/// the transaction.
+pub(super) async fn lock(c: &mut Connection<'_>) -> sqlx::Result<()> {
+    match c.dialect() {
+        Dialect::Sqlite => Ok(()), // a transaction has the only writer
+        Dialect::Postgres => {
+            // Waiting for another node's migration may take longer than for a row.
+            c.script("SET LOCAL lock_timeout = '5min'; SELECT pg_advisory_xact_lock(7230531764420853)".into()).await
+        }
+        Dialect::MySql => {
+            let lock = "SELECT GET_LOCK(CONCAT('redrive_migrate_', LEFT(MD5(DATABASE()), 16)), 300)";
+            match c.row(query(lock)).await?.map(|row| row.columns().opt_int()).transpose()?.flatten() {
+                Some(1) => Ok(()),
+                _ => Err(sqlx::Error::Protocol("another node's migration did not end in 5 minutes".into())),
+            }
+        }
+    }
+}
+
+pub(super) async fn unlock<T>(c: &mut Connection<'_>, result: sqlx::Result<T>) -> sqlx::Result<T> {
+    if c.dialect() == Dialect::MySql {
+        c.row(query("SELECT RELEASE_LOCK(CONCAT('redrive_migrate_', LEFT(MD5(DATABASE()), 16)))")).await?;
+    }
+    result
 }
 
 /// Without migrating: the schema must be there and usable.
@@ -113,26 +124,75 @@ async fn upgrade(c: &mut Connection<'_>) -> sqlx::Result<()> {
     c.script(render(
         "CREATE TABLE IF NOT EXISTS redrive_schema \
          (one INT NOT NULL PRIMARY KEY, version BIGINT NOT NULL, compatible_with BIGINT NOT NULL) {options}",
-        TASK_TABLE,
         dialect,
     ))
     .await?;
-    let found = version(c).await?.map_or(0, |(version, _)| version);
+    let (found, compatible_with) = version(c).await?.unwrap_or((0, COMPATIBLE_WITH));
     for (i, migration) in MIGRATIONS.iter().enumerate() {
         let to = i as i64 + 1;
         if to <= found {
             continue;
         }
-        for statement in render(migration, TASK_TABLE, dialect).split(";\n") {
-            if !statement.trim().is_empty() {
-                run_statement(c, statement).await?;
+        for statement in statements(migration) {
+            for statement in for_each_table(c, &statement, found).await? {
+                run_statement(c, &render(&statement, dialect)).await?;
             }
         }
         c.execute(query("DELETE FROM redrive_schema")).await?;
         let row = query("INSERT INTO redrive_schema (one, version, compatible_with) VALUES (1, ?, ?)");
-        c.execute(row.bind(to).bind(COMPATIBLE_WITH)).await?;
+        c.execute(row.bind(to).bind(compatible_with.max(COMPATIBLE_WITH))).await?;
     }
     Ok(())
+}
+
+/// A statement about the tables of tasks, or of the archive, is for each of them.
+async fn for_each_table(c: &mut Connection<'_>, statement: &str, found: i64) -> sqlx::Result<Vec<String>> {
+    let mut all = vec![statement.replace("{task}", "retry_task").replace("{archive}", "retry_archive")];
+    let kinds = [("{task}", "task"), ("{archive}", "archive")];
+    let Some((token, kind)) = kinds.into_iter().find(|(token, _)| statement.contains(token)) else { return Ok(all) };
+    if found >= 3 && !statement.contains("{view}") {
+        let names = query("SELECT name FROM redrive_table WHERE kind = ? AND month > 0").bind(kind);
+        for row in c.rows(names).await? {
+            all.push(statement.replace(token, row.columns().text()?));
+        }
+    }
+    Ok(all)
+}
+
+/// Binaries that know nothing of monthly tables must not start any more.
+pub(super) async fn require_monthly(c: &mut Connection<'_>) -> sqlx::Result<()> {
+    c.execute(query("UPDATE redrive_schema SET compatible_with = 3 WHERE compatible_with < 3")).await.map(|_| ())
+}
+
+/// Makes a table like one of the schema's: `token` is `{task}` or `{archive}`.
+pub(super) async fn make_like(c: &mut Connection<'_>, token: &str, name: &str) -> sqlx::Result<()> {
+    let of_table = |s: &String| s.contains(token) && !s.contains("{view}");
+    for statement in MIGRATIONS.iter().flat_map(|migration| statements(migration)).filter(of_table) {
+        run_statement(c, &render(&statement.replace(token, name), c.dialect())).await?;
+    }
+    Ok(())
+}
+
+/// The view of all tasks for people, over these tables.
+pub(super) async fn view_tasks(c: &mut Connection<'_>, tables: &[String]) -> sqlx::Result<()> {
+    let is_view = |s: &String| s.contains("{view} {task}_readable");
+    let Some(view) = MIGRATIONS.iter().flat_map(|migration| statements(migration)).find(is_view) else {
+        return Ok(()); // the base schema has it
+    };
+    let (head, select) = view.split_once(" AS SELECT").unwrap_or((&view, ""));
+    let selects: Vec<_> = tables.iter().map(|table| format!("SELECT {}", select.replace("{task}", table))).collect();
+    if c.dialect() == Dialect::Sqlite {
+        c.script("DROP VIEW IF EXISTS retry_task_readable".into()).await?;
+    }
+    let head = head.replace("{task}", "retry_task");
+    run_statement(c, &render(&format!("{head} AS {}", selects.join(" UNION ALL ")), c.dialect())).await
+}
+
+/// The statements of a script, without its comments.
+fn statements(script: &str) -> Vec<String> {
+    let code: String =
+        script.lines().filter(|line| !line.trim_start().starts_with("--")).map(|line| format!("{line}\n")).collect();
+    code.split(";\n").filter(|s| !s.trim().is_empty()).map(str::to_owned).collect()
 }
 
 async fn run_statement(c: &mut Connection<'_>, statement: &str) -> sqlx::Result<()> {
@@ -151,7 +211,7 @@ fn is_duplicate_index(e: &dyn sqlx::error::DatabaseError) -> bool {
 }
 
 /// Fills in what the databases spell differently.
-fn render(sql: &str, task_table: &str, dialect: Dialect) -> String {
+fn render(sql: &str, dialect: Dialect) -> String {
     use Dialect::{MySql, Postgres, Sqlite};
     let pick = |sqlite, postgres, mysql| match dialect {
         Sqlite => sqlite,
@@ -164,7 +224,6 @@ fn render(sql: &str, task_table: &str, dialect: Dialect) -> String {
     // rows want collecting early.
     let hot = "WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000)";
     let plain = [
-        ("{task}", task_table),
         // In SQLite this makes the id the row's own number: one tree instead of two.
         ("{id}", pick("INTEGER PRIMARY KEY", "BIGINT PRIMARY KEY", "BIGINT NOT NULL PRIMARY KEY")),
         ("{text}", pick("TEXT", "TEXT", "LONGTEXT")),
@@ -175,9 +234,7 @@ fn render(sql: &str, task_table: &str, dialect: Dialect) -> String {
         ("{options}", pick("", "", innodb)),
         ("{view}", pick("CREATE VIEW IF NOT EXISTS", "CREATE OR REPLACE VIEW", "CREATE OR REPLACE VIEW")),
     ];
-    let sql: String =
-        sql.lines().filter(|line| !line.trim_start().starts_with("--")).map(|line| format!("{line}\n")).collect();
-    let sql = plain.iter().fold(sql, |sql, (token, text)| sql.replace(token, text));
+    let sql = plain.iter().fold(sql.to_owned(), |sql, (token, text)| sql.replace(token, text));
     let time = |column: &str| match dialect {
         Sqlite => format!("strftime('%Y-%m-%dT%H:%M:%fZ', {column} / 1000.0, 'unixepoch')"),
         Postgres => format!("to_timestamp({column} / 1000.0)"),

@@ -10,6 +10,7 @@
 //! to wait: the update finds `cancel_requested` set, and the task is settled as that wish says.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
 use std::sync::Arc;
 
 use crate::callback::callback;
@@ -26,6 +27,7 @@ use super::archive::{self, EndedAs};
 use super::db::{Connection, Dialect, Query, Value, query};
 use super::hot::{Slice, Wanted, read_slices};
 use super::key::Keys;
+use super::layout::{Table, Tables};
 use super::notice;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
@@ -33,7 +35,6 @@ use super::row::{
     ALIKE, Listed, alike, column_list, insert_rows, joined, joined_on, read_task, stop_request, stored_history,
     write_task, written_columns,
 };
-use super::schema::TASK_TABLE;
 use crate::seeded;
 
 /// A task and what is to become of it.
@@ -123,6 +124,23 @@ impl Hold {
     }
 }
 
+/// The same, of the tasks of one table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    pub(super) table: Table,
+    pub(super) by: Hold,
+}
+
+impl Held {
+    fn condition(self) -> &'static str {
+        self.by.condition()
+    }
+
+    fn bind_to(self, query: Query<'_>) -> Query<'_> {
+        self.by.bind_to(query)
+    }
+}
+
 impl Store {
     /// Ends attempts. The results are in the order of the settles.
     pub async fn settle(&self, settles: &[Settle], now: Timestamp) -> Result<Vec<Settled>> {
@@ -178,14 +196,30 @@ impl Store {
     }
 
     async fn running(&self, slices: &[Slice], wanted: Wanted, limit: u32) -> Result<Vec<Task>> {
-        retrying!(self.pools(), Use::Read, Scope::Statement, "looking for running tasks", |c, _| read_running(
-            c, slices, &wanted, limit
-        )
-        .await)
+        let mut found = Vec::new();
+        for (table, slices) in self.tables().reading(slices) {
+            let running =
+                retrying!(self.pools(), Use::Read, Scope::Statement, "looking for running tasks", |c, _| read_running(
+                    c, table, &slices, &wanted, limit
+                )
+                .await);
+            found.extend(self.learn_from(running).await?);
+        }
+        Ok(found)
     }
 
     /// Writes the changes of tasks that are all held alike. Gives where each went; those that are missing were lost.
     pub(super) async fn settle_held(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<IdMap<To>> {
+        let ids: Vec<TaskId> = settles.iter().map(|s| s.task.id).collect();
+        let tables = self.tables_for(&ids).await?;
+        let mut went = IdMap::default();
+        for (table, settles) in tables.sort(settles.iter().copied(), |s| s.task.id) {
+            went.extend(self.settle_in(Held { table, by: hold }, &settles, now).await?);
+        }
+        Ok(went)
+    }
+
+    async fn settle_in(&self, hold: Held, settles: &[&Settle], now: Timestamp) -> Result<IdMap<To>> {
         let (waiting, ending): (Vec<&Settle>, Vec<&Settle>) = settles.iter().partition(|s| !s.change.to.is_final());
         let (going, leaving): (Vec<&Settle>, Vec<&Settle>) = ending.into_iter().partition(|s| s.only_goes());
         let mut went = IdMap::default();
@@ -206,7 +240,7 @@ impl Store {
     }
 
     /// Tasks that are done and leave no trace but, perhaps, a key that outlives them.
-    async fn delete_done(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<IdSet> {
+    async fn delete_done(&self, settles: &[&Settle], hold: Held, now: Timestamp) -> Result<IdSet> {
         let keys = Keys::of(settles.iter().copied());
         let alone = match self.dialect() {
             Dialect::Postgres => keys.all_free().is_some(),
@@ -220,7 +254,7 @@ impl Store {
             if tried > 0 {
                 // Gone already: by our earlier try, whose answer was lost. There is nothing more to do in any case.
                 let ids: Vec<TaskId> = settles.iter().map(|s| s.task.id).collect();
-                let there = super::task::existing_ids(c, TASK_TABLE, &ids).await?;
+                let there = super::task::existing_ids(c, hold.table, &ids).await?;
                 gone.extend(ids.into_iter().filter(|id| !there.contains(id)));
             }
             Ok(gone)
@@ -228,7 +262,7 @@ impl Store {
     }
 
     /// Tasks that wait again.
-    async fn put_back(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<IdMap<To>> {
+    async fn put_back(&self, settles: &[&Settle], hold: Held, now: Timestamp) -> Result<IdMap<To>> {
         let doing = describe("putting back", settles);
         let after: Vec<Task> = settles.iter().map(|s| s.task.after(&s.change, now)).collect();
         let telling: Vec<_> =
@@ -239,7 +273,7 @@ impl Store {
         let back = retrying!(self.pools(), Use::Write, scope, doing, |c, tried| {
             let mut back = put_back_once(c, settles, &after, hold, now).await?;
             let telling: Vec<_> = telling.iter().copied().filter(|(task, _)| back.contains(&task.id)).collect();
-            notice::write(c, &telling, now).await?;
+            notice::write(c, hold.table, &telling, now).await?;
             if back.len() < settles.len() && tried > 0 {
                 back.extend(put_back_already(c, settles, hold).await?);
             }
@@ -250,7 +284,7 @@ impl Store {
     }
 
     /// Of tasks that could not be put back, those that a person wants stopped, with what is then to become of them.
-    async fn wanted_stopped(&self, settles: &[&Settle], hold: Hold) -> Result<Vec<Settle>> {
+    async fn wanted_stopped(&self, settles: &[&Settle], hold: Held) -> Result<Vec<Settle>> {
         if settles.is_empty() {
             return Ok(Vec::new());
         }
@@ -268,54 +302,62 @@ impl Store {
     }
 
     /// Tasks that leave for the dead letters or the archive, with their follow-ups.
-    async fn move_out(&self, settles: &[&Settle], hold: Hold, now: Timestamp) -> Result<IdMap<To>> {
+    async fn move_out(&self, settles: &[&Settle], hold: Held, now: Timestamp) -> Result<IdMap<To>> {
         let doing = describe("moving out", settles);
-        let follow_ups = self.follow_up_tasks(settles, now)?;
+        let (follow_ups, tables) = self.follow_up_tasks(settles, now).await?;
         retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, tried| {
             let ours = survivors(c, settles, hold, true).await?;
             let leaving: Vec<&Settle> = settles.iter().copied().filter(|s| ours.contains_key(&s.task.id)).collect();
             let gone: IdSet = leaving.iter().map(|s| s.task.id).collect();
-            let told = notice::write_leaving(c, &leaving, now).await?;
-            write_where_they_go(c, &leaving, &told, now).await?;
-            delete_ids(c, TASK_TABLE, &gone).await?;
+            let told = notice::write_leaving(c, hold.table, &leaving, now).await?;
+            write_where_they_go(c, &tables, &leaving, &told, now).await?;
+            delete_ids(c, hold.table, &gone).await?;
             Keys::of(leaving.iter().copied()).end(c, &gone, now).await?;
             for s in &leaving {
                 if let Some(tasks) = follow_ups.get(&s.task.id) {
-                    super::insert::insert_follow_ups(c, tasks, now).await?;
+                    super::insert::insert_follow_ups(c, &tables, tasks, now).await?;
                 }
             }
             let mut went: IdMap<To> = leaving.iter().map(|s| (s.task.id, s.change.to)).collect();
             if tried > 0 {
-                went.extend(moved_already(c, settles).await?);
+                went.extend(moved_already(c, &tables, settles).await?);
             }
             Ok(went)
         })
     }
 
-    pub(super) fn follow_up_tasks(&self, settles: &[&Settle], now: Timestamp) -> Result<IdMap<Vec<Task>>> {
-        let mut all = IdMap::default();
+    /// The tasks that follow from settles, and the tables, which have room for them.
+    pub(super) async fn follow_up_tasks(
+        &self,
+        settles: &[&Settle],
+        now: Timestamp,
+    ) -> Result<(IdMap<Vec<Task>>, Arc<Tables>)> {
+        let mut all: IdMap<Vec<Task>> = IdMap::default();
         for s in settles.iter().filter(|s| !s.follow_ups.is_empty()) {
             let made = s.follow_ups.iter().map(|new| new.clone().into_task(&self.maker(), now));
             all.insert(s.task.id, made.collect::<Result<Vec<_>>>()?);
         }
-        Ok(all)
+        let ids: Vec<TaskId> = all.values().flatten().map(|task| task.id).collect();
+        let tables = self.make_room(&ids).await?;
+        Ok((all, tables))
     }
 }
 
 /// Running tasks of these slices that are wanted.
 pub(super) async fn read_running(
     c: &mut Connection<'_>,
+    table: Table,
     slices: &[Slice],
     wanted: &Wanted,
     limit: u32,
 ) -> sqlx::Result<Vec<Task>> {
-    let found = read_slices(c, slices, "t.id", wanted, Timestamp::MAX, limit).await?;
+    let found = read_slices(c, table, slices, "t.id", wanted, Timestamp::MAX, limit).await?;
     if found.is_empty() {
         return Ok(Vec::new());
     }
     let found: sqlx::Result<Vec<_>> = found.iter().map(|row| Ok(vec![row.int()?.into()])).collect();
     let s = Listed::new(c.dialect(), &["id"], found?);
-    let table = joined_on(c.dialect(), TASK_TABLE, "t.id = s.id");
+    let table = joined_on(c.dialect(), table, "t.id = s.id");
     let sql = format!("SELECT {} FROM {} {table} WHERE t.status = 1", column_list("t."), s.source);
     c.rows(s.bind_to(query(sql))).await?.iter().map(read_task).collect()
 }
@@ -343,31 +385,31 @@ fn ids(rows: &[super::db::Row]) -> sqlx::Result<IdSet> {
 }
 
 /// Deletes those that are still ours; says which they were, where the database can.
-pub(super) fn delete_query<'q>(dialect: Dialect, settles: &[&Settle], hold: Hold) -> Query<'q> {
+pub(super) fn delete_query<'q>(dialect: Dialect, settles: &[&Settle], hold: Held) -> Query<'q> {
     if dialect == Dialect::Postgres
         && !seeded::is_blind()
         && let Some(alike) = alike(settles.iter().map(|s| (s.task.id, s.task.version)))
     {
-        let sql = format!("DELETE FROM {TASK_TABLE} t WHERE {ALIKE} AND {} RETURNING t.id", hold.condition());
+        let sql = format!("DELETE FROM {} t WHERE {ALIKE} AND {} RETURNING t.id", hold.table, hold.condition());
         return hold.bind_to(query(sql).bind_all(alike));
     }
     let s = cas_list(dialect, settles);
-    let (source, same, held) = (&s.source, same(), hold.condition());
+    let (source, table, same, held) = (&s.source, hold.table, same(), hold.condition());
     let sql = match dialect {
         Dialect::Postgres => {
-            format!("DELETE FROM {TASK_TABLE} t USING {source} WHERE {same} AND {held} RETURNING t.id")
+            format!("DELETE FROM {table} t USING {source} WHERE {same} AND {held} RETURNING t.id")
         }
         Dialect::Sqlite => format!(
-            "DELETE FROM {TASK_TABLE} WHERE id IN (SELECT t.id FROM {source} CROSS JOIN {TASK_TABLE} t WHERE {same} AND {held}) RETURNING id"
+            "DELETE FROM {table} WHERE id IN (SELECT t.id FROM {source} CROSS JOIN {table} t WHERE {same} AND {held}) RETURNING id"
         ),
-        Dialect::MySql => format!("DELETE t FROM {source} {} WHERE {held}", joined_on(dialect, TASK_TABLE, same)),
+        Dialect::MySql => format!("DELETE t FROM {source} {} WHERE {held}", joined_on(dialect, table, same)),
     };
     hold.bind_to(s.bind_to(query(sql)))
 }
 
 /// On PostgreSQL the keys go in the same statement. (`IS TRUE` keeps the planner from making a join of the IN, which, with
 /// hash joins off, would compare each with each.)
-fn delete_with_keys_query<'q>(settles: &[&Settle], hold: Hold, keys: &[(KeyHash, TaskId)]) -> Query<'q> {
+fn delete_with_keys_query<'q>(settles: &[&Settle], hold: Held, keys: &[(KeyHash, TaskId)]) -> Query<'q> {
     let hashes = Value::Hashes(keys.iter().map(|(hash, _)| Some(hash.0)).collect());
     let owners = Value::Ints(keys.iter().map(|(_, id)| Some(id.as_i64())).collect());
     let freed = "freed AS (DELETE FROM redrive_key k USING unnest(?::bytea[], ?::int8[]) AS f(key_hash, id)
@@ -379,7 +421,7 @@ fn delete_with_keys_query<'q>(settles: &[&Settle], hold: Hold, keys: &[(KeyHash,
 async fn delete_once(
     c: &mut Connection<'_>,
     settles: &[&Settle],
-    hold: Hold,
+    hold: Held,
     keys: &Keys,
     now: Timestamp,
 ) -> sqlx::Result<IdSet> {
@@ -399,7 +441,7 @@ async fn put_back_once(
     c: &mut Connection<'_>,
     settles: &[&Settle],
     after: &[Task],
-    hold: Hold,
+    hold: Held,
     now: Timestamp,
 ) -> sqlx::Result<IdSet> {
     let update = put_back_query(c.dialect(), settles, after, hold, now);
@@ -413,9 +455,9 @@ async fn put_back_once(
 }
 
 /// MySQL does not say which rows a DELETE took: the survivors are locked first, and just those are deleted.
-async fn delete_mysql(c: &mut Connection<'_>, settles: &[&Settle], hold: Hold) -> sqlx::Result<IdSet> {
+async fn delete_mysql(c: &mut Connection<'_>, settles: &[&Settle], hold: Held) -> sqlx::Result<IdSet> {
     let ours: IdSet = survivors(c, settles, hold, true).await?.into_keys().collect();
-    delete_ids(c, TASK_TABLE, &ours).await?;
+    delete_ids(c, hold.table, &ours).await?;
     Ok(ours)
 }
 
@@ -423,7 +465,7 @@ async fn delete_mysql(c: &mut Connection<'_>, settles: &[&Settle], hold: Hold) -
 async fn survivors(
     c: &mut Connection<'_>,
     settles: &[&Settle],
-    hold: Hold,
+    hold: Held,
     lock: bool,
 ) -> sqlx::Result<IdMap<StopRequest>> {
     let rows = c.rows(survivors_query(c.dialect(), settles, hold, lock)).await?;
@@ -435,7 +477,7 @@ async fn survivors(
     rows.iter().map(read).collect()
 }
 
-pub(super) fn survivors_query<'q>(dialect: Dialect, settles: &[&Settle], hold: Hold, lock: bool) -> Query<'q> {
+pub(super) fn survivors_query<'q>(dialect: Dialect, settles: &[&Settle], hold: Held, lock: bool) -> Query<'q> {
     let s = cas_list(dialect, settles);
     let lock = match dialect {
         Dialect::Postgres if lock => "FOR UPDATE OF t",
@@ -443,7 +485,7 @@ pub(super) fn survivors_query<'q>(dialect: Dialect, settles: &[&Settle], hold: H
         _ => "", // SQLite's transaction has the only writer
     };
     let (source, held) = (&s.source, hold.condition());
-    let table = joined_on(dialect, TASK_TABLE, same());
+    let table = joined_on(dialect, hold.table, same());
     let sql = format!("SELECT t.id, t.cancel_requested FROM {source} {table} WHERE {held} {lock}");
     hold.bind_to(s.bind_to(query(sql)))
 }
@@ -452,7 +494,7 @@ pub(super) fn put_back_query<'q>(
     dialect: Dialect,
     settles: &[&Settle],
     after: &'q [Task],
-    hold: Hold,
+    hold: Held,
     now: Timestamp,
 ) -> Query<'q> {
     let columns = [
@@ -500,28 +542,27 @@ pub(super) fn put_back_query<'q>(
         "updated_at = ?",
     ];
     let held = format!("{} AND t.cancel_requested = 0", hold.condition());
-    let (source, same) = (&s.source, same());
+    let (source, table, same) = (&s.source, hold.table, same());
     if dialect == Dialect::MySql {
         let set = set.map(|s| format!("t.{s}")).join(", ");
-        let sql = format!("UPDATE {source} {} SET {set} WHERE {held}", joined_on(dialect, TASK_TABLE, same));
+        let sql = format!("UPDATE {source} {} SET {set} WHERE {held}", joined_on(dialect, table, same));
         return hold.bind_to(s.bind_to(query(sql)).bind(now));
     }
-    let sql =
-        format!("UPDATE {TASK_TABLE} AS t SET {} FROM {source} WHERE {same} AND {held} RETURNING id", set.join(", "));
+    let sql = format!("UPDATE {table} AS t SET {} FROM {source} WHERE {same} AND {held} RETURNING id", set.join(", "));
     let sql = if dialect == Dialect::Postgres { sql.replace("RETURNING id", "RETURNING t.id") } else { sql };
     hold.bind_to(s.bind_to(query(sql).bind(now)))
 }
 
 /// Which of these wait again by our hand: the next version, with our number still on it.
-async fn put_back_already(c: &mut Connection<'_>, settles: &[&Settle], hold: Hold) -> sqlx::Result<IdSet> {
-    let (Hold::Node(node) | Hold::Fenced(node)) = hold else {
+async fn put_back_already(c: &mut Connection<'_>, settles: &[&Settle], hold: Held) -> sqlx::Result<IdSet> {
+    let (Hold::Node(node) | Hold::Fenced(node)) = hold.by else {
         return Ok(IdSet::default());
     };
     let rows = settles.iter().map(|s| vec![s.task.id.into(), (s.task.version + 1).into()]).collect();
     let s = Listed::new(c.dialect(), &["id", "version"], rows);
-    let table = joined(c.dialect(), TASK_TABLE);
+    let table = joined(c.dialect(), hold.table);
     // A rescue leaves the number as well, so it counts only if nobody has fenced us.
-    let alive = if matches!(hold, Hold::Node(_)) { "EXISTS" } else { "NOT EXISTS" };
+    let alive = if matches!(hold.by, Hold::Node(_)) { "EXISTS" } else { "NOT EXISTS" };
     let sql = format!(
         "SELECT t.id FROM {} {table} WHERE t.status = 0 AND t.locked_by = ? \
          AND {alive} (SELECT 1 FROM redrive_node WHERE number = ? AND dead = 0)",
@@ -531,16 +572,16 @@ async fn put_back_already(c: &mut Connection<'_>, settles: &[&Settle], hold: Hol
 }
 
 /// Which of these are among the dead letters or in the archive.
-async fn moved_already(c: &mut Connection<'_>, settles: &[&Settle]) -> sqlx::Result<IdMap<To>> {
+async fn moved_already(c: &mut Connection<'_>, tables: &Tables, settles: &[&Settle]) -> sqlx::Result<IdMap<To>> {
     let ids: Vec<TaskId> = settles.iter().map(|s| s.task.id).collect();
-    let mut moved = super::task::existing_ids(c, "retry_dead", &ids).await?;
-    moved.extend(super::task::existing_ids(c, "retry_archive", &ids).await?);
+    let moved = super::task::ended_ids(c, tables, &ids).await?;
     Ok(settles.iter().filter(|s| moved.contains(&s.task.id)).map(|s| (s.task.id, s.change.to)).collect())
 }
 
 /// `told`: of which of them people were told since they were claimed, and when.
 pub(super) async fn write_where_they_go(
     c: &mut Connection<'_>,
+    tables: &Tables,
     leaving: &[&Settle],
     told: &IdMap<Timestamp>,
     now: Timestamp,
@@ -567,7 +608,7 @@ pub(super) async fn write_where_they_go(
         }
     }
     insert_dead(c, &dead, now).await?;
-    archive::insert(c, &archived, now).await
+    archive::insert(c, tables.archive(now), &archived, now).await
 }
 
 /// Dead letters; those whose policy says *escalate* are to be reminded of from now on.
@@ -588,7 +629,7 @@ async fn insert_dead(c: &mut Connection<'_>, dead: &[(Task, DeadReason)], now: T
 }
 
 /// Deletes rows that this transaction has locked.
-pub(super) async fn delete_ids(c: &mut Connection<'_>, table: &str, ids: &IdSet) -> sqlx::Result<()> {
+pub(super) async fn delete_ids(c: &mut Connection<'_>, table: impl Display, ids: &IdSet) -> sqlx::Result<()> {
     if ids.is_empty() {
         return Ok(());
     }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use redrive::{Context, Engine, EngineConfig, MethodOptions, NewTask, Status, Verdict};
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::harness::{Db, new, stores};
+use crate::harness::{Db, layouts, new};
 
-stores!(
+layouts!(
     a_business_id_has_no_more_at_once_than_its_limit,
     a_crowd_of_one_business_id_does_not_delay_another,
     a_method_starts_no_faster_than_its_rate,

@@ -7,9 +7,9 @@ use redrive::store::{Registration, Slice};
 use redrive::{Context, Engine, EngineConfig, Lane, NewTask, SHARDS, Status, Timestamp, Verdict};
 use tokio::sync::mpsc;
 
-use crate::harness::{Db, new, stores};
+use crate::harness::{Db, layouts, new};
 
-stores!(
+layouts!(
     two_nodes_share_the_work,
     what_a_dead_node_held_is_done_by_another,
     a_node_that_was_declared_dead_goes_on_under_a_new_number,

@@ -4,7 +4,7 @@ use redrive::store::Tx;
 
 use crate::harness::*;
 
-stores!(
+layouts!(
     a_committed_transaction_brings_its_tasks,
     a_rolled_back_transaction_leaves_nothing,
     a_task_committed_late_is_still_found,

@@ -6,7 +6,7 @@ use redrive::{NewTask, Policy, TaskId};
 
 use crate::harness::*;
 
-stores!(
+layouts!(
     redrive_makes_a_new_task,
     redrive_drops_a_deadline_that_has_passed,
     redrive_may_bring_a_new_policy,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use redrive::store::{Claimed, Due, Registration, Settle, Settled, Slice};
+use redrive::store::{Claimed, Due, Layout, Registration, Retention, Settle, Settled, Slice};
 use redrive::{
     Enqueued, Failure, Lane, NewTask, NodeNumber, Outcome, SHARDS, Store, StoreOptions, Task, TaskId, Timestamp, settle,
 };
@@ -12,18 +12,38 @@ use sqlx::{AssertSqlSafe, Connection as _, Row as _};
 /// Stamps tests for each database: `stores!(a_test, another_test);` for `async fn a_test(db: Db)`.
 macro_rules! stores {
     ($($test:ident),* $(,)?) => {
-        mod sqlite { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $test() {
-            super::$test(crate::harness::Db::fresh(crate::harness::Kind::Sqlite).await).await;
-        } )* }
-        mod postgres { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $test() {
-            super::$test(crate::harness::Db::fresh(crate::harness::Kind::Postgres).await).await;
-        } )* }
-        mod mysql { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $test() {
-            super::$test(crate::harness::Db::fresh(crate::harness::Kind::MySql).await).await;
-        } )* }
+        mod sqlite { crate::harness::stamp!([super] fresh, Sqlite, $($test),*); }
+        mod postgres { crate::harness::stamp!([super] fresh, Postgres, $($test),*); }
+        mod mysql { crate::harness::stamp!([super] fresh, MySql, $($test),*); }
     };
 }
 pub(crate) use stores;
+
+/// The same, on each database with either layout.
+macro_rules! layouts {
+    ($($test:ident),* $(,)?) => {
+        crate::harness::stores!($($test),*);
+        mod monthly {
+            mod sqlite { crate::harness::stamp!([super super] monthly, Sqlite, $($test),*); }
+            mod postgres { crate::harness::stamp!([super super] monthly, Postgres, $($test),*); }
+            mod mysql { crate::harness::stamp!([super super] monthly, MySql, $($test),*); }
+        }
+    };
+}
+#[allow(unused_imports, reason = "not every suite has it")]
+pub(crate) use layouts;
+
+macro_rules! stamp {
+    ([$($up:ident)+] $make:ident, $kind:ident) => {};
+    ([$($up:ident)+] $make:ident, $kind:ident, $test:ident $(, $more:ident)*) => {
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $test() {
+            $($up::)+$test(crate::harness::Db::$make(crate::harness::Kind::$kind).await).await;
+        }
+        crate::harness::stamp!([$($up)+] $make, $kind $(, $more)*);
+    };
+}
+pub(crate) use stamp;
 
 /// The time of all tests: nothing here waits for a clock.
 pub const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
@@ -102,6 +122,20 @@ impl Db {
         Self { _dir: dir, ..Self::at(kind, url, options()).await }
     }
 
+    /// The same with monthly tables.
+    pub async fn monthly(kind: Kind) -> Self {
+        let (url, dir) = fresh_url(kind).await;
+        let mut options = options();
+        options.layout = Some(Layout::Monthly { tables: 2 });
+        let db = Self { _dir: dir, ..Self::at(kind, url, options).await };
+        db.store.rotate(&Retention::default(), NOW).await.unwrap();
+        db
+    }
+
+    pub fn is_monthly(&self) -> bool {
+        self.store.layout() != Layout::Single
+    }
+
     /// A database that is there already; whoever made it removes it.
     pub async fn at(kind: Kind, url: String, options: StoreOptions) -> Self {
         let store = Store::open_with(&url, options).await.unwrap();
@@ -113,10 +147,41 @@ impl Db {
         Store::open_with(&self.url, options()).await.unwrap()
     }
 
-    /// Runs SQL as someone else; the first column of the first row, if there is one.
+    /// Runs SQL as someone else; the first column of the first row, if there is one. What it says of `retry_task` or
+    /// `retry_archive` is done with each of their tables, and the results are added up.
     pub async fn sql(&self, sql: &str) -> Option<i64> {
         let mut raw = Raw::connect(self).await;
-        raw.sql(sql).await.unwrap()
+        let mut sum = None;
+        for sql in self.for_each_table(sql).await {
+            let n = raw.sql(&sql).await.unwrap();
+            sum = sum.map(|sum: i64| sum + n.unwrap_or(0)).or(n);
+        }
+        sum
+    }
+
+    pub async fn for_each_table(&self, sql: &str) -> Vec<String> {
+        let is_word = |name: &str| sql.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == name);
+        for (kind, single) in [("task", "retry_task"), ("archive", "retry_archive")] {
+            if self.is_monthly() && is_word(single) {
+                let mut all = self.tables(kind).await;
+                all.push(single.to_owned());
+                return all.iter().map(|name| sql.replace(single, name)).collect();
+            }
+        }
+        vec![sql.to_owned()]
+    }
+
+    /// The monthly tables of a kind, by their names.
+    pub async fn tables(&self, kind: &str) -> Vec<String> {
+        let mut raw = Raw::connect(self).await;
+        let sql =
+            format!("SELECT month * 100 + bucket FROM redrive_table WHERE kind = '{kind}' AND month > 0 ORDER BY 1");
+        let numbers = raw.all(&sql).await;
+        let name = |n: i64| match kind {
+            "task" => format!("retry_task_{}_{}", n / 100, n % 100),
+            _ => format!("retry_archive_{}", n / 100),
+        };
+        numbers.into_iter().map(name).collect()
     }
 
     pub async fn count(&self, table: &str) -> i64 {
@@ -155,6 +220,15 @@ impl Raw {
         each!(self, c => {
             let row = sqlx::raw_sql(sql).fetch_optional(&mut *c).await?;
             Ok(row.and_then(|row| row.try_get::<i64, _>(0).ok()))
+        })
+    }
+
+    /// The first column of all rows.
+    pub async fn all(&mut self, sql: &str) -> Vec<i64> {
+        let sql = AssertSqlSafe(sql.to_owned());
+        each!(self, c => {
+            let rows = sqlx::raw_sql(sql).fetch_all(&mut *c).await.unwrap();
+            rows.iter().map(|row| row.try_get::<i64, _>(0).or_else(|_| row.try_get::<i32, _>(0).map(i64::from)).unwrap()).collect()
         })
     }
 

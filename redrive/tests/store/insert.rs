@@ -5,7 +5,7 @@ use redrive::{Backoff, Business, Failure, Jitter, Lane, NewTask, Notify, OnCrash
 
 use crate::harness::*;
 
-stores!(
+layouts!(
     a_task_is_read_back_as_it_was_written,
     every_field_survives_the_database,
     text_keeps_its_case_accents_and_emoji,

@@ -7,7 +7,7 @@ use redrive::{NewTask, OnDuplicate, Outcome, Policy, Store, To};
 
 use crate::harness::*;
 
-stores!(
+layouts!(
     the_same_call_twice_is_one_task,
     equal_keys_in_one_batch_are_one_task,
     a_key_belongs_to_its_business,

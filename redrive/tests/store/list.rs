@@ -5,7 +5,7 @@ use redrive::{NewTask, Status, TaskId};
 
 use crate::harness::*;
 
-stores!(pages_are_complete_and_in_order, filters_hold_together, filters_are_values_not_sql);
+layouts!(pages_are_complete_and_in_order, filters_hold_together, filters_are_values_not_sql);
 
 async fn pages_are_complete_and_in_order(db: Db) {
     for n in 0..50 {

@@ -5,7 +5,7 @@ use redrive::store::NodeSeen;
 
 use crate::harness::*;
 
-stores!(
+layouts!(
     numbers_are_fresh_also_when_nodes_start_at_once,
     a_number_is_never_used_again,
     a_beat_moves_and_tells_the_time,

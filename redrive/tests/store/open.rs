@@ -6,7 +6,7 @@ use redrive::{Error, Store, StoreOptions};
 
 use crate::harness::*;
 
-stores!(
+layouts!(
     several_nodes_may_migrate_at_once,
     opening_again_changes_nothing,
     an_interrupted_migration_is_finished,

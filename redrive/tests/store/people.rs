@@ -8,7 +8,7 @@ use redrive::{DeadReason, Error, Outcome, Policy, TaskId, To};
 
 use crate::harness::*;
 
-stores!(
+layouts!(
     a_pending_task_is_cancelled_at_once,
     a_running_task_is_failed_after_its_attempt,
     a_pending_task_is_failed_by_hand,

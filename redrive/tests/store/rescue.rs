@@ -3,7 +3,7 @@ use redrive::{DeadReason, OnCrash, Outcome, Policy, Status, To};
 
 use crate::harness::*;
 
-stores!(
+layouts!(
     what_a_fenced_node_held_waits_again,
     only_fenced_nodes_are_rescued_from,
     a_task_that_keeps_killing_nodes_is_dead,

@@ -7,7 +7,7 @@ use redrive::{
 
 use crate::harness::*;
 
-stores!(
+layouts!(
     done_leaves_nothing,
     done_may_be_kept_with_its_result,
     again_waits_with_its_error_noted,
