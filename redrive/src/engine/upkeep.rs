@@ -1,6 +1,7 @@
-//! What one node does for all: counting what waits.
+//! What one node does for all: tables that come and go, what is old enough to go, counting what waits.
 //!
-//! By a lock with a term, so that it is done once however many nodes there are. Nothing depends on it but gauges.
+//! By a lock with a term, so that it is done once however many nodes there are. Should two do it at once nonetheless (one
+//! was slow), nothing is lost: every step looks by itself whether it is still to be done.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use crate::clock::pause;
 use crate::error::Result;
-use crate::store::LaneDepth;
+use crate::store::{KeyWalk, LaneDepth, Rotated};
 use crate::task::Lane;
 
 use super::Shared;
@@ -16,26 +17,44 @@ use super::Shared;
 const EVERY: Duration = Duration::from_secs(15);
 
 pub(super) async fn run(shared: Arc<Shared>) {
+    let mut walk = KeyWalk::default();
     loop {
         tokio::select! {
             () = pause(EVERY) => {}
             () = shared.stopping.cancelled() => return,
         }
         if shared.me.may_work()
-            && let Err(e) = shared.keep_up().await
+            && let Err(e) = shared.keep_up(&mut walk).await
         {
-            tracing::debug!(error = %e, "upkeep failed; trying again");
+            tracing::warn!(error = %e, "upkeep failed; trying again");
         }
     }
 }
 
 impl Shared {
-    async fn keep_up(&self) -> Result<()> {
-        let me = self.me.number().to_string();
-        if self.store.lock("upkeep", &me, EVERY * 2, self.clock.now()).await?.is_some() {
-            self.report(&self.store.depths().await?).await?;
+    async fn keep_up(&self, walk: &mut KeyWalk) -> Result<()> {
+        let (me, now) = (self.me.number().to_string(), self.clock.now());
+        if self.store.lock("upkeep", &me, EVERY * 2, now).await?.is_none() {
+            return Ok(());
         }
-        Ok(())
+        self.store.go_on_monthly(now).await?;
+        let retention = self.settings().retention.clone();
+        self.say(&self.store.rotate(&retention, now).await?);
+        self.store.sweep_old(&retention, walk, now).await?;
+        self.report(&self.store.depths().await?).await
+    }
+
+    fn say(&self, rotated: &Rotated) {
+        for (tables, what) in [(&rotated.made, "made"), (&rotated.dropped, "dropped")] {
+            if !tables.is_empty() {
+                tracing::info!(tables = tables.join(", "), "tables {what}");
+            }
+        }
+        metrics::gauge!("redrive_tables_past_retention").set(rotated.kept.len() as f64);
+        if !rotated.kept.is_empty() {
+            let tables = rotated.kept.join(", ");
+            tracing::info!(tables, "past retention, but there are tasks in them that have not ended: kept");
+        }
     }
 
     /// How much waits in each lane and since when, and what nobody handles.

@@ -137,6 +137,7 @@ impl Connection<'_> {
     /// Runs a statement; how many rows it changed (on MySQL: matched).
     pub(super) async fn execute(&mut self, query: Query<'_>) -> sqlx::Result<u64> {
         let (sql, args) = query.for_dialect(self.dialect());
+        tracing::trace!(target: "redrive::sql", "{sql}");
         each!(Connection, self, c => {
             let args = arguments(&**c, args)?;
             Ok(sqlx::query_with(AssertSqlSafe(sql), args).execute(&mut **c).await?.rows_affected())
@@ -146,6 +147,7 @@ impl Connection<'_> {
     /// Runs a query; all its rows.
     pub(super) async fn rows(&mut self, query: Query<'_>) -> sqlx::Result<Vec<Row>> {
         let (sql, args) = query.for_dialect(self.dialect());
+        tracing::trace!(target: "redrive::sql", "{sql}");
         each!(Connection, self, c => {
             let args = arguments(&**c, args)?;
             let rows = sqlx::query_with(AssertSqlSafe(sql), args).fetch_all(&mut **c).await?;

@@ -13,6 +13,7 @@
 //! | `hot`, `claimed` | finding what is due, claiming it |
 //! | `settle`, `first_try` | ending attempts, rescuing what dead nodes held |
 //! | `task`, `dead`, `archive` | looking at tasks and what people do to them |
+//! | `retention` | what is old enough to go |
 //! | `method` | what waits of each method, and which are paused |
 //! | `node`, `lock` | nodes, fences, named locks |
 //! | `notice` | what people are to be told of, and how that goes |
@@ -37,6 +38,7 @@ mod method;
 mod node;
 mod notice;
 mod pool;
+mod retention;
 mod retry;
 mod row;
 mod schema;
@@ -69,6 +71,7 @@ pub use method::{LaneDepth, MOST_COUNTED, Paused};
 pub use node::{Node, NodeSeen, Registration};
 pub use notice::{ChannelState, Notice};
 pub use pool::StoreOptions;
+pub use retention::{KeyWalk, Swept};
 pub use settle::{Kept, Settle, Settled};
 pub use tables::{Retention, Rotated};
 pub use task::{Cancelled, TaskFilter};

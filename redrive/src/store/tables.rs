@@ -238,6 +238,15 @@ impl Store {
         Ok(unaware)
     }
 
+    /// Goes on with a change of layout that was announced and waits for nodes.
+    pub async fn go_on_monthly(&self, now: Timestamp) -> Result<()> {
+        let tables = self.tables();
+        if tables.tables > 0 && !tables.are_written {
+            self.go_monthly(tables.tables, now).await?;
+        }
+        Ok(())
+    }
+
     /// Makes the tables of this month and the next, drops those that are past retention and empty, and sees which are to be
     /// read. For one node at a time. In the single layout there is nothing to do.
     pub async fn rotate(&self, retention: &Retention, now: Timestamp) -> Result<Rotated> {

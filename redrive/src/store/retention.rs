@@ -1,0 +1,108 @@
+//! What is old enough to go: a little at a time, so that nobody waits for it.
+
+use std::time::Duration;
+
+use crate::clock::Timestamp;
+use crate::error::Result;
+use crate::id::TaskId;
+use crate::task::KeyHash;
+
+use super::db::{Connection, Dialect, query};
+use super::pool::Use;
+use super::retry::{Scope, retrying};
+use super::{Retention, Store};
+
+/// Rows of one kind that go in one round.
+const ROUND: i64 = 1_000;
+/// Keys that are looked at in one round: those of tasks that live stay, and there is no index of the others.
+const KEYS: i64 = 10_000;
+/// Dead nodes are remembered for so long, for people.
+const REMEMBER_NODES: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// What a round of [`Store::sweep_old`] has removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Entries of the archive.
+    pub archived: u64,
+    /// Dead letters; they are in the archive now.
+    pub dead: u64,
+    /// Keys that had outlived their tasks, and their time.
+    pub keys: u64,
+    /// Nodes that have been dead for a week.
+    pub nodes: u64,
+}
+
+/// How far a walk through the keys has come.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeyWalk(Option<KeyHash>);
+
+impl Store {
+    /// Removes some of what is past its time. For one node at a time, again and again.
+    pub async fn sweep_old(&self, retention: &Retention, walk: &mut KeyWalk, now: Timestamp) -> Result<Swept> {
+        let mut swept = Swept { keys: self.expire_keys(walk, now).await?, ..Swept::default() };
+        if let Some(keep) = retention.keep_archive {
+            swept.archived = self.delete_archived(now - keep).await?;
+        }
+        if let Some(keep) = retention.keep_dead {
+            let old = self.old_letters(now - keep).await?;
+            let note = "it was kept for as long as the settings say";
+            swept.dead = self.discard(&old, "retention", Some(note), now).await?;
+        }
+        swept.nodes = self.forget_nodes(now - REMEMBER_NODES).await?;
+        Ok(swept)
+    }
+
+    /// From the single table of the archive; monthly ones are dropped whole.
+    async fn delete_archived(&self, before: Timestamp) -> Result<u64> {
+        let sql = match self.dialect() {
+            Dialect::MySql => "DELETE FROM retry_archive WHERE ended_at < ? ORDER BY ended_at LIMIT ?",
+            _ => {
+                "DELETE FROM retry_archive WHERE id IN \
+                 (SELECT id FROM retry_archive WHERE ended_at < ? ORDER BY ended_at LIMIT ?)"
+            }
+        };
+        retrying!(self.pools(), Use::Write, Scope::Statement, "sweeping the archive", |c, _| {
+            c.execute(query(sql).bind(before).bind(ROUND)).await
+        })
+    }
+
+    async fn old_letters(&self, before: Timestamp) -> Result<Vec<TaskId>> {
+        let sql = "SELECT id FROM retry_dead WHERE dead_at < ? ORDER BY id LIMIT ?";
+        retrying!(self.pools(), Use::Read, Scope::Statement, "looking for old dead letters", |c, _| {
+            let rows = c.rows(query(sql).bind(before).bind(ROUND)).await?;
+            rows.iter().map(|row| Ok(TaskId::from_i64(row.int()?))).collect()
+        })
+    }
+
+    async fn expire_keys(&self, walk: &mut KeyWalk, now: Timestamp) -> Result<u64> {
+        let from = walk.0.unwrap_or(KeyHash([0; 16]));
+        let (removed, next) = retrying!(self.pools(), Use::Write, Scope::Transaction, "sweeping keys", |c, _| {
+            expire_keys(c, from, now).await
+        })?;
+        walk.0 = next;
+        Ok(removed)
+    }
+
+    async fn forget_nodes(&self, before: Timestamp) -> Result<u64> {
+        retrying!(self.pools(), Use::Write, Scope::Statement, "forgetting dead nodes", |c, _| {
+            c.execute(query("DELETE FROM redrive_node WHERE dead = 1 AND beat_at < ?").bind(before)).await
+        })
+    }
+}
+
+/// Removes keys whose time is up among the next ones; where to go on, if that was not the end.
+async fn expire_keys(
+    c: &mut Connection<'_>,
+    from: KeyHash,
+    now: Timestamp,
+) -> sqlx::Result<(u64, Option<KeyHash>)> {
+    let next = "SELECT key_hash FROM redrive_key WHERE key_hash >= ? ORDER BY key_hash LIMIT 1 OFFSET ?";
+    let next = c.row(query(next).bind(from).bind(KEYS)).await?;
+    let next = next.map(|row| row.columns().hash().map(KeyHash)).transpose()?;
+    let old = "DELETE FROM redrive_key WHERE key_hash >= ? AND expires_at <= ?";
+    let removed = match next {
+        Some(next) => c.execute(query(format!("{old} AND key_hash < ?")).bind(from).bind(now).bind(next)).await?,
+        None => c.execute(query(old).bind(from).bind(now)).await?,
+    };
+    Ok((removed, next))
+}
