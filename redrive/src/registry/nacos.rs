@@ -21,6 +21,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use nacos_sdk::api::error::Error::ErrResponse as Refused;
 use nacos_sdk::api::naming::{
     NamingChangeEvent, NamingEventListener, NamingService, NamingServiceBuilder, ServiceInstance,
 };
@@ -28,14 +29,17 @@ use nacos_sdk::api::props::ClientProps;
 use tokio::net::UdpSocket;
 use tokio::sync::{Notify, OnceCell};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::task::NodeNumber;
 
 use super::{Answer, Member, NacosConfig, Registry, Trouble};
 
+use login::Login;
+
 /// See the [module](super): for [`Builder::registry`](crate::Builder::registry), where it does not come from settings.
 pub struct Nacos {
     config: NacosConfig,
+    login: Option<Arc<Login>>,
     client: OnceCell<NamingService>,
     joined: Mutex<Option<Joined>>,
     news: Arc<News>,
@@ -71,7 +75,8 @@ impl Nacos {
         config.problems().into_result()?;
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let memory = std::env::temp_dir().join(format!("redrive-nacos-{}-{number}", std::process::id()));
-        Ok(Self { config, client: OnceCell::new(), joined: Mutex::default(), news: Arc::default(), memory })
+        let login = Login::of(&config).map_err(|e| Error::invalid("registry.nacos", e.to_string()))?.map(Arc::new);
+        Ok(Self { config, login, client: OnceCell::new(), joined: Mutex::default(), news: Arc::default(), memory })
     }
 
     /// The client: made once. Even when it is dropped it goes on connecting and registering for as long as it has something
@@ -79,8 +84,8 @@ impl Nacos {
     async fn client(&self) -> Result<&NamingService, Trouble> {
         let make = || async {
             let mut builder = NamingServiceBuilder::new(self.properties());
-            if let (Some(user), Some(password)) = (&self.config.username, &self.config.password) {
-                builder = builder.with_auth_plugin(Arc::new(login::Login::new(user, password)?));
+            if let Some(login) = &self.login {
+                builder = builder.with_auth_plugin(login.clone());
             }
             // In a task of its own, because it panics at some answers.
             Ok(tokio::spawn(builder.build()).await??)
@@ -142,8 +147,11 @@ impl Nacos {
     async fn listed(&self) -> Result<Vec<NodeNumber>, Trouble> {
         let Some(Joined { service, .. }) = self.joined() else { return Ok(Vec::new()) };
         // `false`: of the server, not of what was pushed last.
-        let all = self.client().await?.get_all_instances(service, self.group(), Vec::new(), false).await?;
-        Ok(all.iter().filter_map(number).collect())
+        let all = self.client().await?.get_all_instances(service, self.group(), Vec::new(), false).await;
+        if let (Err(Refused(..)), Some(login)) = (&all, &self.login) {
+            login.renew(&self.config.servers).await;
+        }
+        Ok(all?.iter().filter_map(number).collect())
     }
 
     /// The address by which this machine reaches the server. Connecting a UDP socket sends nothing.

@@ -300,22 +300,22 @@ async fn a_node_goes_on_when_its_registry_is_gone_for_a_while_and_stops_looking_
     let (done, mut calls) = mpsc::unbounded_channel();
     let registry = Unsteady::default();
     let mut settings = redrive::Settings::default();
-    settings.registry.keep_view_for = Duration::from_secs(3);
+    settings.registry.keep_view_for = Duration::from_secs(5);
     let builder = prepared(&db, "a", config("a"), &["m"], &done).await;
     let a = builder.settings(settings).registry(registry.clone()).start().await.unwrap();
     assert_eq!(a.shards("m").len(), 64);
     registry.set_down(true);
-    for n in 0..20 {
+    for n in 0..5 {
         a.enqueue(new(n)).await.unwrap();
         assert_eq!(calls.recv().await, Some(("a", n)), "it goes on with the view that it has");
     }
     until(&db, "the view is too old", || a.shards("m").is_empty()).await;
-    let id = a.enqueue(new(20)).await.unwrap().id;
+    let id = a.enqueue(new(5)).await.unwrap().id;
     assert_eq!(db.store.get(id).await.unwrap().unwrap().status, Status::Pending, "enqueues go on");
     assert!(!db.store.nodes().await.unwrap()[0].dead, "and so does the beat");
     assert!(calls.try_recv().is_err());
     registry.set_down(false);
-    assert_eq!(calls.recv().await, Some(("a", 20)), "it comes back by itself");
+    assert_eq!(calls.recv().await, Some(("a", 5)), "it comes back by itself");
     a.stop().await;
     assert_eq!(db.count("retry_task").await, 0);
 }
