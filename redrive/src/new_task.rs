@@ -393,7 +393,8 @@ mod tests {
     use super::*;
 
     fn task(new: NewTask) -> Result<Task> {
-        let maker = Maker { ids: &IdMaker::new(1, std::sync::Arc::default()), max_params: limits::PARAMS, keyring: None };
+        let maker =
+            Maker { ids: &IdMaker::new(1, std::sync::Arc::default()), max_params: limits::PARAMS, keyring: None };
         new.into_task(&maker, Timestamp::from_millis(1_800_000_000_000))
     }
 

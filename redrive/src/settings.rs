@@ -35,7 +35,7 @@ use crate::notify::NotifyConfig;
 use crate::registry::RegistryConfig;
 use crate::retryable::Persist;
 use crate::secret::Secret;
-use crate::store::StoreOptions;
+use crate::store::{Retention, StoreOptions};
 use crate::task::limits;
 
 pub use defaults::Defaults;
@@ -90,6 +90,8 @@ pub struct Settings {
     pub notify: Option<NotifyConfig>,
     /// How nodes find each other. From the next start on. Default: by the database.
     pub registry: RegistryConfig,
+    /// How long things are kept, and for how long the tables of a month are read. At once. Default: see there.
+    pub retention: Retention,
     /// The engine. `scan_interval` and `sweep_interval` at once, the others from the next start on. Default: see there.
     pub engine: EngineConfig,
     /// When calls are written down that do not say so themselves. At once. Default: `retry_only`.
@@ -181,6 +183,7 @@ impl Settings {
         #[cfg(feature = "notify")]
         self.notify.iter().for_each(|notify| problems.nest("notify", notify.problems()));
         problems.nest("registry", self.registry.problems());
+        problems.nest("retention", self.retention.problems());
         self.defaults.check("defaults", &mut problems);
         for (method, settings) in &self.methods {
             settings.check(method, &mut problems);

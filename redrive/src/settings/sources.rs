@@ -16,8 +16,9 @@ use super::patch;
 
 /// The names of the fields at the top, and of those of a method beside its policy's.
 pub(super) const TOP: &[&str] =
-    &["database", "encryption", "engine", "persist", "defaults", "methods", "notify", "registry"];
+    &["database", "encryption", "engine", "persist", "defaults", "methods", "notify", "registry", "retention"];
 const REGISTRY: &[&str] = &["kind", "keep_view_for"];
+const RETENTION: &[&str] = &["live_window", "keep_months", "keep_archive", "keep_dead"];
 const NACOS: &[&str] = &["servers", "namespace", "group", "service", "ip", "username", "password"];
 pub(super) const OF_METHOD: &[&str] = &["persist", "concurrency", "per_business", "rate"];
 
@@ -164,7 +165,9 @@ fn is_ours(name: &str) -> bool {
 pub(super) fn is_section(path: &[impl AsRef<str>]) -> bool {
     match path {
         [] => true,
-        [top] => ["encryption", "engine", "defaults", "methods", "notify", "registry"].contains(&top.as_ref()),
+        [top] => {
+            ["encryption", "engine", "defaults", "methods", "notify", "registry", "retention"].contains(&top.as_ref())
+        }
         [top, _] if top.as_ref() == "methods" => true,
         [top, below] => {
             let sections = [("encryption", "keys"), ("notify", "channels"), ("registry", "nacos")];
@@ -227,6 +230,7 @@ fn variable_path(name: &str) -> Option<Vec<String>> {
         ["encryption", "current" | "all"] | ["encryption", "keys", _] => true,
         ["notify", "digest_interval"] | ["notify", "channels", _, _] => cfg!(feature = "notify"),
         ["registry", field] => REGISTRY.contains(field),
+        ["retention", field] => RETENTION.contains(field),
         ["registry", "nacos", field] => NACOS.contains(field),
         ["engine", field] => engine_fields().iter().any(|known| known == field),
         ["defaults", field, ..] => patch::FIELDS.contains(field),
@@ -262,11 +266,13 @@ fn variables() -> Vec<String> {
     let engine = engine_fields().into_iter().map(|field| format!("ENGINE__{field}"));
     let defaults = patch::FIELDS.iter().map(|field| format!("DEFAULTS__{field}"));
     let registry = REGISTRY.iter().map(|field| format!("REGISTRY__{field}"));
+    let retention = RETENTION.iter().map(|field| format!("RETENTION__{field}"));
     let nacos = NACOS.iter().map(|field| format!("REGISTRY__NACOS__{field}"));
     let all = ["DATABASE", "PERSIST", "ENCRYPTION__CURRENT", "ENCRYPTION__ALL"]
         .map(String::from)
         .into_iter()
         .chain(registry)
+        .chain(retention)
         .chain(nacos)
         .chain(engine)
         .chain(defaults);

@@ -71,9 +71,9 @@ pub use method::{LaneDepth, MOST_COUNTED, Paused};
 pub use node::{Node, NodeSeen, Registration};
 pub use notice::{ChannelState, Notice};
 pub use pool::StoreOptions;
-pub use retention::{KeyWalk, Swept};
+pub use retention::{Keep, KeyWalk, Retention, Swept};
 pub use settle::{Kept, Settle, Settled};
-pub use tables::{Retention, Rotated};
+pub use tables::Rotated;
 pub use task::{Cancelled, TaskFilter};
 
 use pool::{Pools, Use};

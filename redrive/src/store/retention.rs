@@ -2,15 +2,18 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::clock::Timestamp;
-use crate::error::Result;
+use crate::duration;
+use crate::error::{Problems, Result};
 use crate::id::TaskId;
 use crate::task::KeyHash;
 
+use super::Store;
 use super::db::{Connection, Dialect, query};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
-use super::{Retention, Store};
 
 /// Rows of one kind that go in one round.
 const ROUND: i64 = 1_000;
@@ -18,6 +21,84 @@ const ROUND: i64 = 1_000;
 const KEYS: i64 = 10_000;
 /// Dead nodes are remembered for so long, for people.
 const REMEMBER_NODES: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// How long things are kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Retention {
+    /// Monthly tables are read for so long after their month, and then only while they have tasks. Default: 30 days.
+    #[serde(with = "duration")]
+    pub live_window: Duration,
+    /// So many months before this one keep their tables, though they be empty. Default: 3.
+    pub keep_months: u32,
+    /// How long what has ended stays in the archive. Default: 90 days.
+    pub keep_archive: Keep,
+    /// How long dead letters wait for a person; then they are discarded. Default: for ever.
+    pub keep_dead: Keep,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        let days = |n: u64| Duration::from_secs(n * 24 * 3600);
+        Self { live_window: days(30), keep_months: 3, keep_archive: Keep::For(days(90)), keep_dead: Keep::Forever }
+    }
+}
+
+impl Retention {
+    /// What is wrong with these values.
+    pub(crate) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        duration::check(self.live_window, "live_window", &mut problems);
+        problems.require((1..=1200).contains(&self.keep_months), "keep_months", || "must be from 1 to 1200".into());
+        for (field, keep) in [("keep_archive", self.keep_archive), ("keep_dead", self.keep_dead)] {
+            if let Keep::For(time) = keep {
+                duration::check(time, field, &mut problems);
+            }
+        }
+        problems
+    }
+}
+
+/// For how long: `"90d"` or `"forever"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// It does not go by itself.
+    Forever,
+    /// For this time.
+    For(Duration),
+}
+
+impl Keep {
+    /// What is older than this may go.
+    pub(super) fn before(self, now: Timestamp) -> Option<Timestamp> {
+        match self {
+            Self::Forever => None,
+            Self::For(time) => Some(now - time),
+        }
+    }
+}
+
+impl Serialize for Keep {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            Self::Forever => s.serialize_str("forever"),
+            Self::For(time) => duration::serialize(time, s),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Keep {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
+        let text = String::deserialize(d)?;
+        if text == "forever" {
+            return Ok(Self::Forever);
+        }
+        let wrong =
+            |e| serde::de::Error::custom(format!("{text:?} is neither \"forever\" nor a time such as \"90d\": {e}"));
+        humantime::parse_duration(&text).map(Self::For).map_err(wrong)
+    }
+}
 
 /// What a round of [`Store::sweep_old`] has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,11 +121,11 @@ impl Store {
     /// Removes some of what is past its time. For one node at a time, again and again.
     pub async fn sweep_old(&self, retention: &Retention, walk: &mut KeyWalk, now: Timestamp) -> Result<Swept> {
         let mut swept = Swept { keys: self.expire_keys(walk, now).await?, ..Swept::default() };
-        if let Some(keep) = retention.keep_archive {
-            swept.archived = self.delete_archived(now - keep).await?;
+        if let Some(before) = retention.keep_archive.before(now) {
+            swept.archived = self.delete_archived(before).await?;
         }
-        if let Some(keep) = retention.keep_dead {
-            let old = self.old_letters(now - keep).await?;
+        if let Some(before) = retention.keep_dead.before(now) {
+            let old = self.old_letters(before).await?;
             let note = "it was kept for as long as the settings say";
             swept.dead = self.discard(&old, "retention", Some(note), now).await?;
         }
@@ -91,11 +172,7 @@ impl Store {
 }
 
 /// Removes keys whose time is up among the next ones; where to go on, if that was not the end.
-async fn expire_keys(
-    c: &mut Connection<'_>,
-    from: KeyHash,
-    now: Timestamp,
-) -> sqlx::Result<(u64, Option<KeyHash>)> {
+async fn expire_keys(c: &mut Connection<'_>, from: KeyHash, now: Timestamp) -> sqlx::Result<(u64, Option<KeyHash>)> {
     let next = "SELECT key_hash FROM redrive_key WHERE key_hash >= ? ORDER BY key_hash LIMIT 1 OFFSET ?";
     let next = c.row(query(next).bind(from).bind(KEYS)).await?;
     let next = next.map(|row| row.columns().hash().map(KeyHash)).transpose()?;

@@ -32,33 +32,11 @@ use crate::clock::Timestamp;
 use crate::error::{Error, Fault, Result};
 use crate::id::TaskId;
 
-use super::Store;
 use super::db::{Connection, Dialect, query};
 use super::layout::{Archive, Layout, Month, Table, Tables};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
-use super::schema;
-
-/// How long things are kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Retention {
-    /// Tables of months that have ended are read for so long, and then only while they have tasks. Default: 30 days.
-    pub live_window: Duration,
-    /// Task tables of so many months before this one are kept, though they be empty. Default: 3.
-    pub keep_months: u32,
-    /// What has ended is kept for so long. Default: 90 days. `None`: for ever.
-    pub keep_archive: Option<Duration>,
-    /// Dead letters are kept for so long. Default: `None`, for ever: they wait for a person.
-    pub keep_dead: Option<Duration>,
-}
-
-impl Default for Retention {
-    fn default() -> Self {
-        let days = |n: u64| Duration::from_secs(n * 24 * 3600);
-        Self { live_window: days(30), keep_months: 3, keep_archive: Some(days(90)), keep_dead: None }
-    }
-}
+use super::{Retention, Store, schema};
 
 /// What a round of rotation did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -322,9 +300,9 @@ impl Store {
     }
 
     async fn drop_archives(&self, tables: &Tables, retention: &Retention, now: Timestamp) -> Result<Vec<String>> {
-        let Some(keep) = retention.keep_archive else { return Ok(Vec::new()) };
+        let Some(before) = retention.keep_archive.before(now) else { return Ok(Vec::new()) };
         let mut dropped = Vec::new();
-        for month in tables.archives.iter().filter(|month| month.plus(1).start() <= now - keep) {
+        for month in tables.archives.iter().filter(|month| month.plus(1).start() <= before) {
             let name = Archive::Of(*month).to_string();
             let doing = format!("dropping {name}");
             retrying!(self.pools(), Use::Write, schema::scope(self.dialect()), &doing, |c, _| {

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redrive::store::{KeyWalk, Layout, Retention, Settle, TaskFilter};
-use redrive::{NewTask, OnExhausted, Policy, SHARDS, Store, Task, TaskId, Timestamp, settle};
+use redrive::store::{Keep, KeyWalk, Layout, Retention, Settle, TaskFilter};
+use redrive::{NewTask, Outcome, Store, Task, TaskId, Timestamp, settle};
 
 use crate::harness::*;
 
@@ -46,7 +46,7 @@ async fn insert(store: &Store, new: NewTask, now: Timestamp) -> TaskId {
 async fn work(db: &Db, now: Timestamp) -> Vec<Task> {
     let me = node(&db.store).await;
     let claimed = db.store.claim_due(&slices(), me, now, 10_000).await.unwrap();
-    let done = |task: &Task| Settle::new(task.clone(), settle(task, &redrive::Outcome::Succeeded, now, 0.0));
+    let done = |task: &Task| Settle::new(task.clone(), settle(task, &Outcome::Done, now, 0.0));
     db.store.settle(&claimed.tasks.iter().map(done).collect::<Vec<_>>(), now).await.unwrap();
     claimed.tasks
 }
@@ -73,7 +73,10 @@ async fn a_year_goes_by(db: Db) {
         ended.extend(work(&db, now).await.into_iter().map(|task| task.id));
         if today == 129 {
             assert!(db.store.get(patient).await.unwrap().is_some(), "it waits");
-            assert!(db.tables("task").await.contains(&"retry_task_202701_1".into()) || kept.iter().any(|t| t.contains("202701")));
+            assert!(
+                db.tables("task").await.contains(&"retry_task_202701_1".into())
+                    || kept.iter().any(|t| t.contains("202701"))
+            );
         }
     }
     assert_eq!((ended.len(), db.count("retry_task").await), (3 * 364 + 1, 3), "none is lost, none runs twice");
@@ -271,7 +274,10 @@ async fn lists_go_from_month_to_month(db: Db) {
     let mut ids = vec![single];
     for month in ["2027-02", "2027-03", "2027-04"] {
         for n in 0..4 {
-            ids.push(insert(&db.store, new(n).key(format!("{month} {n}")), at(&format!("{month}-0{}T00:00:00Z", n + 1))).await);
+            ids.push(
+                insert(&db.store, new(n).key(format!("{month} {n}")), at(&format!("{month}-0{}T00:00:00Z", n + 1)))
+                    .await,
+            );
         }
     }
     ids.reverse();
@@ -317,19 +323,26 @@ async fn the_archive_goes_month_by_month(db: Db) {
 
 async fn what_is_old_goes_if_asked(db: Db) {
     let day = Duration::from_secs(24 * 3600);
-    let ids = [add(&db.store, new(1)).await, add(&db.store, new(2)).await, add(&db.store, new(3)).await];
+    let (task, gone) = claimed(&db.store, new(1).key("k").dedup_for(day)).await;
+    end(&db.store, &task, Outcome::Done, NOW).await;
+    db.store.retire(gone).await.unwrap();
+    let ids = [add(&db.store, new(2)).await, add(&db.store, new(3)).await];
     db.store.cancel(ids[0], NOW).await.unwrap();
     db.store.fail(ids[1], NOW).await.unwrap();
-    let (task, _) = claimed(&db.store, new(4).key("k").dedup_for(day)).await;
-    db.store.retire(task.locked_by.unwrap()).await.unwrap_or(());
+    let waits = add(&db.store, new(4).key("waits")).await;
     let (mut walk, mut keep) = (KeyWalk::default(), Retention::default());
-    let swept = db.store.sweep_old(&keep, &mut walk, NOW + day * 89).await.unwrap();
-    assert_eq!((swept.archived, swept.dead), (0, 0));
-    let swept = db.store.sweep_old(&keep, &mut walk, NOW + day * 91).await.unwrap();
-    assert_eq!((swept.archived, swept.dead), (1, 0), "dead letters wait for people");
-    keep.keep_dead = Some(day * 30);
-    let swept = db.store.sweep_old(&keep, &mut walk, NOW + day * 91).await.unwrap();
-    assert_eq!((swept.dead, db.count("retry_dead").await, db.count("retry_archive").await), (1, 0, 1));
+    let mut sweep = async |keep: &Retention, days| {
+        let swept = db.store.sweep_old(keep, &mut walk, NOW + day * days).await.unwrap();
+        (swept.archived, swept.dead, swept.keys, swept.nodes)
+    };
+    assert_eq!(sweep(&keep, 0).await, (0, 0, 0, 0));
+    assert_eq!(sweep(&keep, 2).await, (0, 0, 1, 0), "the key that outlived its task");
+    assert_eq!(sweep(&keep, 89).await, (0, 0, 0, 1));
+    assert_eq!(sweep(&keep, 91).await, (1, 0, 0, 0), "dead letters wait for people");
+    keep.keep_dead = Keep::For(day * 30);
+    assert_eq!(sweep(&keep, 91).await, (0, 1, 0, 0));
+    assert_eq!((db.count("retry_dead").await, db.count("retry_archive").await), (0, 1), "that is written down");
+    assert!(db.store.get(waits).await.unwrap().is_some() && db.count("redrive_key").await == 1);
 }
 
 async fn people_see_all_tables_as_one(db: Db) {
