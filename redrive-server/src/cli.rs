@@ -4,6 +4,7 @@ use clap::{Args, Parser, Subcommand};
 use redrive::Store;
 
 use crate::bench::Bench;
+use crate::migrate::Migrate;
 use crate::{method, node, serve};
 
 /// redrive makes failed calls good: durable retries, dead letters, and the people behind them.
@@ -20,10 +21,10 @@ enum Command {
     ///
     /// Stops cleanly on Ctrl-C (SIGINT) or SIGTERM; a second one stops at once.
     Serve(Database),
-    /// Create the schema in a database, or bring it up to date.
+    /// Create the schema in a database, bring it up to date, or go over to monthly tables.
     ///
-    /// Safe while nodes are running, and to be repeated. `serve` does the same when it starts.
-    Migrate(Database),
+    /// Safe while nodes are running, and to be repeated. `serve` brings the schema up to date when it starts.
+    Migrate(Migrate),
     /// Look at the nodes that share a database.
     #[command(subcommand)]
     Node(node::Command),
@@ -66,11 +67,7 @@ impl Cli {
             Command::Node(command) => command.run().await,
             Command::Method(command) => command.run().await,
             Command::Bench(bench) => bench.run().await,
-            Command::Migrate(database) => {
-                let store = database.open().await?;
-                println!("{}: the schema is up to date", store.shown_url());
-                Ok(())
-            }
+            Command::Migrate(migrate) => migrate.run().await,
         }
     }
 }

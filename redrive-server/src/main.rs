@@ -3,6 +3,7 @@
 mod bench;
 mod cli;
 mod method;
+mod migrate;
 mod node;
 mod serve;
 

@@ -41,6 +41,26 @@ fn migrate_may_be_repeated() {
     }
 }
 
+/// The node that runs learns of it in its beat and says so; only then is it done.
+#[test]
+fn migrate_goes_over_to_monthly_tables_while_a_node_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = redrive(dir.path(), &["serve"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    lines.find(|line| line.contains("Ctrl-C")).unwrap();
+    for _ in 0..2 {
+        let out = redrive(dir.path(), &["migrate", "--layout", "monthly"]).output().unwrap();
+        let said = String::from_utf8(out.stdout).unwrap();
+        assert!(out.status.success() && said.contains("monthly, 2 tables a month"), "{said}");
+    }
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert!(child.wait().unwrap().success());
+    for wrong in [&["--layout", "single"][..], &["--layout", "monthly", "--tables", "3"]] {
+        let out = redrive(dir.path(), &[&["migrate"], wrong].concat()).output().unwrap();
+        assert_eq!(out.status.code(), Some(1));
+    }
+}
+
 #[test]
 fn node_ls_shows_who_is_alive() {
     let dir = tempfile::tempdir().unwrap();

@@ -4,6 +4,7 @@
 //! indexes, the same kinds of statements, issued by a tight loop ([`raw`]). Machines are noisy; the ratio is what counts.
 //! All rows that it writes are its own (their method begins with `bench.`) and are removed again.
 
+mod cluster;
 mod ours;
 mod raw;
 
@@ -53,9 +54,16 @@ enum Scenario {
     Precision,
     /// Draining while others wait.
     Backlog,
+    /// Ten nodes, three months of two tables, the last of `--pending` tasks that wait: scans, and statements of idle nodes.
+    ///
+    /// On PostgreSQL, in a database of its own: it is given monthly tables.
+    Cluster,
     /// What the process takes in memory while it holds a million tasks that are due soon (Linux; best alone).
     Memory,
 }
+
+/// Nodes of a cluster.
+const NODES: usize = 10;
 
 /// What was measured.
 #[derive(Clone, Debug, Default)]
@@ -124,6 +132,17 @@ impl Bench {
                 let (scenario, tasks) = ("memory of the node".into(), ours::IN_WHEEL);
                 let memory_mb = Some(ours::memory(store, self.progress("filling the wheel", tasks)).await?);
                 all.push(Figures { scenario, tasks, memory_mb, ..Figures::default() });
+            }
+            Scenario::Cluster => {
+                let pending = self.pending.last().copied().unwrap_or(0);
+                let bar = self.progress("filling the tables", pending);
+                let seen = cluster::run(store, raw, NODES, pending, &bar).await?;
+                bar.finish_and_clear();
+                let scans = async || Ok(seen.scans.clone());
+                let name = format!("scan of one of {NODES} nodes, {} rows", seen.rows);
+                all.push(Figures { pending: Some(pending), ..self.timed(&name, pending, scans).await? });
+                let (scenario, rate) = (format!("statements of {NODES} idle nodes"), Some(seen.statements_per_second));
+                all.push(Figures { scenario, tasks: pending, rate, ..Figures::default() });
             }
             Scenario::Backlog => {
                 let mut there = 0;

@@ -83,13 +83,31 @@ impl Raw {
         Ok(Self::Postgres(PoolOptions::new().max_connections(1).connect(&url).await?))
     }
 
-    async fn execute(&self, sql: String) -> anyhow::Result<u64> {
+    pub(super) async fn execute(&self, sql: String) -> anyhow::Result<u64> {
         let sql = AssertSqlSafe(sql);
         Ok(match self {
             Self::Sqlite(pool) => sqlx::raw_sql(sql).execute(pool).await?.rows_affected(),
             Self::Postgres(pool) => sqlx::raw_sql(sql).execute(pool).await?.rows_affected(),
             Self::MySql(pool) => sqlx::raw_sql(sql).execute(pool).await?.rows_affected(),
         })
+    }
+
+    /// The monthly tables of tasks.
+    pub(super) async fn task_tables(&self) -> anyhow::Result<Vec<String>> {
+        let Self::Postgres(pool) = self else { return Ok(Vec::new()) };
+        let sql = "SELECT name FROM redrive_table WHERE kind = 'task' AND month > 0 AND is_read = 1 ORDER BY name";
+        Ok(sqlx::query_scalar(sql).fetch_all(pool).await?)
+    }
+
+    /// A number, on PostgreSQL.
+    pub(super) async fn one(&self, sql: &str) -> anyhow::Result<i64> {
+        let Self::Postgres(pool) = self else { anyhow::bail!("this is asked of PostgreSQL only") };
+        Ok(sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(pool).await?)
+    }
+
+    /// How many transactions this database has seen: statements by themselves are one each.
+    pub(super) async fn transactions(&self) -> anyhow::Result<i64> {
+        self.one("SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()").await
     }
 
     /// Removes what benchmarks have written, and lets the database tidy up.
