@@ -19,12 +19,10 @@ mod nacos;
 
 use std::fmt::Debug;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::clock::pause;
 use crate::error::Result;
 use crate::store::Store;
 use crate::task::NodeNumber;
@@ -107,38 +105,17 @@ pub trait Registry: Debug + Send + Sync {
     /// is not an answer.
     fn view(&self) -> Answer<'_, Vec<NodeNumber>>;
 
-    /// Returns when the view may have changed since the last call. Without it the registry is asked at every beat.
+    /// Returns when the view may have changed since the last call. Without it the registry is asked at every beat, and when the
+    /// node table has changed.
     fn changed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(std::future::pending())
     }
 }
 
-/// How often the database is asked who is there: so a leave, or a join, is known to the others in less than half a second. Only the
-/// numbers of the living are read. (PostgreSQL could tell us, but not through a pooler; a look costs about as much as a beat.)
-const LOOK: Duration = Duration::from_millis(400);
-
-/// The node table itself. Nothing is to be done for joining and leaving, since every node is in the table anyway.
+/// The node table itself. Nothing is to be done for joining and leaving, since every node is in the table anyway; and the
+/// engine keeps an eye on that whatever the registry.
 #[derive(Debug)]
-pub(crate) struct Database {
-    store: Store,
-    /// Who was there at the last look, and whether they were leaving.
-    seen: Mutex<Vec<(NodeNumber, bool)>>,
-}
-
-impl Database {
-    fn new(store: Store) -> Self {
-        Self { store, seen: Mutex::default() }
-    }
-
-    /// Looks. `true`: something has changed since the last look.
-    async fn look(&self) -> Result<bool> {
-        let now = self.store.living().await?;
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let changed = *seen != now;
-        *seen = now;
-        Ok(changed)
-    }
-}
+struct Database(Store);
 
 impl Registry for Database {
     fn join<'a>(&'a self, _: &'a Member) -> Answer<'a, ()> {
@@ -150,16 +127,7 @@ impl Registry for Database {
     }
 
     fn view(&self) -> Answer<'_, Vec<NodeNumber>> {
-        Box::pin(async { Ok(self.store.living().await?.into_iter().map(|(number, _)| number).collect()) })
-    }
-
-    fn changed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        Box::pin(async {
-            // A look that fails is nothing new: whoever renews the view at the next beat says why.
-            while !matches!(self.look().await, Ok(true)) {
-                pause(LOOK).await;
-            }
-        })
+        Box::pin(async { Ok(self.0.living().await?.into_iter().map(|(number, _)| number).collect()) })
     }
 }
 
@@ -167,7 +135,7 @@ impl RegistryConfig {
     /// The registry that these settings want.
     pub(crate) fn open(&self, store: &Store) -> Result<Arc<dyn Registry>> {
         match self.kind {
-            RegistryKind::Database => Ok(Arc::new(Database::new(store.clone()))),
+            RegistryKind::Database => Ok(Arc::new(Database(store.clone()))),
             #[cfg(feature = "nacos")]
             RegistryKind::Nacos => Ok(Arc::new(Nacos::new(self.nacos.clone())?)),
             #[cfg(not(feature = "nacos"))]

@@ -158,6 +158,21 @@ struct Waiting {
     direct: Vec<(Lane, usize)>,
 }
 
+impl Waiting {
+    fn new(now: Timestamp, prefetch: usize) -> Self {
+        Self {
+            wheel: Wheel::new(now, prefetch),
+            ready: Ready::default(),
+            more: HashSet::new(),
+            deep: HashSet::new(),
+            floors: HashMap::new(),
+            known: HashMap::new(),
+            turn: 0,
+            direct: Vec::new(),
+        }
+    }
+}
+
 /// What wakes the services.
 #[derive(Debug, Default)]
 struct Wake {
@@ -165,7 +180,6 @@ struct Wake {
     claimer: Notify,
     idle: Notify,
     beat: Notify,
-    view: Notify,
 }
 
 /// Sets up an [`Engine`].
@@ -313,16 +327,7 @@ impl Builder {
         let limits = Limits::new(self.config.concurrency, methods(), clock.now());
         let signals = Signals::new(self.handlers.keys());
         let lanes = methods().map(|(lane, _)| lane).collect();
-        let waiting = Waiting {
-            wheel: Wheel::new(clock.now(), self.config.prefetch),
-            ready: Ready::default(),
-            more: HashSet::new(),
-            deep: HashSet::new(),
-            floors: HashMap::new(),
-            known: HashMap::new(),
-            turn: 0,
-            direct: Vec::new(),
-        };
+        let waiting = Waiting::new(clock.now(), self.config.prefetch);
         #[cfg(feature = "notify")]
         let notifier = self.notify.map(|config| Notifier::new(self.store.clone(), config)).transpose()?;
         let registry = match self.registry {

@@ -141,7 +141,6 @@ impl Shared {
                     tracing::warn!(node = %number, "declared dead: no beat for a whole lease");
                     metrics::counter!("redrive_fenced").increment(1);
                     self.wake.scanner.notify_one();
-                    self.wake.view.notify_one();
                 }
                 Ok(false) => {}
                 Err(e) => tracing::warn!(node = %number, error = %e, "fencing failed"),

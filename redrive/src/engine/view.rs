@@ -3,8 +3,9 @@
 //! *State.* For each of our lanes the shards that are ours (`owned`), by the last view; how old that view is.
 //!
 //! *Invariants.* In a view is who is listed by the [registry](crate::registry), and by the node table neither dead nor leaving; what they
-//! handle is read from the node table. It is renewed at every beat, when the registry has news, and when we have
-//! declared a node dead. So a join, a leave or a death moves the shards without a restart; what has begun stays where it is.
+//! handle is read from the node table. It is renewed at every beat, when the registry has news, and when a look at the node table, of
+//! which there are three a second, shows that somebody has come, is leaving or is dead. So a join, a leave or a death moves the shards
+//! without a restart, and a leave does within half a second, before whoever leaves has done; what has begun stays where it is.
 //!
 //! *Failure.* When the registry or the node table does not answer, or the registry does not list us (then we join again), the
 //! view is kept, for `registry.keep_view_for`. After that nothing is ours: nothing is looked for or claimed, while what runs goes
@@ -26,13 +27,18 @@ use super::{Engine, Shared};
 /// How long the registry may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// How often the node table is asked who is there. Only the numbers of the living are read. (PostgreSQL could tell us, but
+/// not through a pooler; a look costs about as much as a beat.)
+const LOOK: Duration = Duration::from_millis(300);
+
 /// Keeps the view.
 pub(super) async fn run(shared: Arc<Shared>) {
     let (mut last, mut is_failing) = (Stopwatch::start(), false);
+    let mut living = Vec::new();
     loop {
         tokio::select! {
             () = shared.registry.changed() => {}
-            () = shared.wake.view.notified() => {}
+            () = shared.others_than(&mut living) => {}
             () = pause(shared.config.beat_interval) => {}
             () = shared.stopping.cancelled() => break,
         }
@@ -101,6 +107,17 @@ impl Shared {
         let _not_meanwhile = self.viewing.lock().await;
         if let Err(e) = answer(self.registry.leave()).await {
             tracing::warn!(error = %e, "the registry could not be told that this node leaves");
+        }
+    }
+
+    /// Returns when others live, or are leaving, than at the last look. A look that fails shows nothing: whoever renews the view
+    /// at the next beat says why.
+    async fn others_than(&self, seen: &mut Vec<(NodeNumber, bool)>) {
+        loop {
+            match self.store.living().await {
+                Ok(now) if now != *seen => return *seen = now,
+                _ => pause(LOOK).await,
+            }
         }
     }
 

@@ -87,6 +87,7 @@ impl Nacos {
             if let Some(login) = &self.login {
                 builder = builder.with_auth_plugin(login.clone());
             }
+            tokio::fs::remove_dir_all(&self.memory).await.ok(); // of an earlier process of our number
             // In a task of its own, because it panics at some answers.
             Ok(tokio::spawn(builder.build()).await??)
         };
@@ -102,7 +103,7 @@ impl Nacos {
             .naming_push_empty_protection(false) // that all others are gone is news, too
             .cache_dir(&self.memory) // not the home directory
             // With this it starts when the server is down, and goes on trying; otherwise every try to make a client leaves some
-            // of its tasks behind. There is nothing to load: the directory is new.
+            // of its tasks behind. There is nothing to load.
             .naming_load_cache_at_start(true)
     }
 

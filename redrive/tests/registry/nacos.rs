@@ -18,9 +18,8 @@ const OBSERVER: NodeNumber = NodeNumber(1_000_000);
 
 impl Observer {
     async fn of(db: &Db) -> Self {
-        let database = db.sql("SELECT value FROM redrive_counter WHERE name = 'database'").await.unwrap();
         let nacos = Nacos::new(nacos_config(&shared())).unwrap();
-        let member = Member { database: format!("{database:016x}"), number: OBSERVER, name: "observer".into() };
+        let member = Member { database: database(db).await, number: OBSERVER, name: "observer".into() };
         nacos.join(&member).await.unwrap();
         Self(nacos)
     }
@@ -32,8 +31,48 @@ impl Observer {
     }
 }
 
+/// A node that is in the node table, and in Nacos, and does nothing; and a way to lose it.
+struct Ghost {
+    number: NodeNumber,
+    way: Way,
+    nacos: Nacos,
+}
+
+impl Ghost {
+    async fn register(db: &Db) -> Self {
+        let who = Registration { name: "ghost".into(), build: "1".into(), methods: vec!["m".into()] };
+        let number = db.store.register(&who, db.store.now().await.unwrap()).await.unwrap();
+        let way = Way::to(&shared()).await;
+        let nacos = Nacos::new(nacos_config(&way.address)).unwrap();
+        Self { number, way, nacos }
+    }
+
+    async fn join(&self, db: &Db) {
+        let member = Member { database: database(db).await, number: self.number, name: "ghost".into() };
+        self.nacos.join(&member).await.unwrap();
+    }
+}
+
+async fn database(db: &Db) -> String {
+    let name = db.sql("SELECT value FROM redrive_counter WHERE name = 'database'").await.unwrap();
+    format!("{name:016x}")
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_join_and_a_leave_are_pushed() {
+async fn a_join_and_a_loss_are_pushed() {
+    let (db, (done, _calls)) = (Db::fresh(Kind::Sqlite).await, mpsc::unbounded_channel());
+    let a = node(&db, "a", slow("a"), &["m"], &done).await.start(&shared()).await;
+    let mut ghost = Ghost::register(&db).await;
+    assert_eq!(a.shards("m").len(), 64, "whoever is not listed does not count");
+    ghost.join(&db).await; // in the node table nothing changes, and the next beat is far
+    until(&db, "they share", || a.shards("m").len() == 32).await;
+    ghost.way.cut();
+    until(&db, "a is alone", || a.shards("m").len() == 64).await;
+    a.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_join_and_a_leave_are_known_long_before_the_next_beat() {
     let (db, (done, _calls)) = (Db::fresh(Kind::Sqlite).await, mpsc::unbounded_channel());
     let a = node(&db, "a", slow("a"), &["m"], &done).await.start(&shared()).await;
     assert_eq!(a.shards("m").len(), 64);
@@ -59,31 +98,26 @@ async fn who_dies_loses_its_shards_in_seconds_and_its_tasks_only_by_the_fence() 
     a.pause("m", None).await.unwrap(); // so that the one to die gets something
 
     let now = db.store.now().await.unwrap();
-    let who = Registration { name: "dies".into(), build: "1".into(), methods: vec!["m".into()] };
-    let dies = db.store.register(&who, now).await.unwrap();
+    let mut dies = Ghost::register(&db).await;
     db.store.insert((0..20).map(new).collect(), now).await.unwrap();
-    assert_eq!(db.store.claim_due(&slices(), dies, now, 100).await.unwrap().tasks.len(), 20);
-    let mut way = Way::to(&shared()).await;
-    let connection = Nacos::new(nacos_config(&way.address)).unwrap();
-    let database = db.sql("SELECT value FROM redrive_counter WHERE name = 'database'").await.unwrap();
-    let member = Member { database: format!("{database:016x}"), number: dies, name: "dies".into() };
-    connection.join(&member).await.unwrap();
+    assert_eq!(db.store.claim_due(&slices(), dies.number, now, 100).await.unwrap().tasks.len(), 20);
+    dies.join(&db).await;
     until(&db, "a hears of it", || a.shards("m").len() == 32).await;
     a.resume("m", None).await.unwrap();
 
-    way.cut();
+    dies.way.cut();
     until(&db, "a has all shards", || a.shards("m").len() == 64).await;
-    assert!(!is_dead(&db, dies).await, "for the database it lives");
+    assert!(!is_dead(&db, dies.number).await, "for the database it lives");
     db.store.insert((100..200).map(new).collect(), now).await.unwrap();
     for _ in 0..100 {
         let (_, n) = calls.recv().await.unwrap();
         assert!(n >= 100, "{n} is not a's to take yet");
     }
-    assert!(!is_dead(&db, dies).await);
+    assert!(!is_dead(&db, dies.number).await);
     for _ in 0..20 {
         assert!(calls.recv().await.unwrap().1 < 20);
     }
-    assert!(is_dead(&db, dies).await, "rescued, because it was fenced");
+    assert!(is_dead(&db, dies.number).await, "rescued, because it was fenced");
     a.stop().await;
     assert_eq!(db.count("retry_task").await, 0);
 }
