@@ -133,17 +133,7 @@ impl Bench {
                 let memory_mb = Some(ours::memory(store, self.progress("filling the wheel", tasks)).await?);
                 all.push(Figures { scenario, tasks, memory_mb, ..Figures::default() });
             }
-            Scenario::Cluster => {
-                let pending = self.pending.last().copied().unwrap_or(0);
-                let bar = self.progress("filling the tables", pending);
-                let seen = cluster::run(store, raw, NODES, pending, &bar).await?;
-                bar.finish_and_clear();
-                let scans = async || Ok(seen.scans.clone());
-                let name = format!("scan of one of {NODES} nodes, {} rows", seen.rows);
-                all.push(Figures { pending: Some(pending), ..self.timed(&name, pending, scans).await? });
-                let (scenario, rate) = (format!("statements of {NODES} idle nodes"), Some(seen.statements_per_second));
-                all.push(Figures { scenario, tasks: pending, rate, ..Figures::default() });
-            }
+            Scenario::Cluster => all.extend(self.cluster(store, raw).await?),
             Scenario::Backlog => {
                 let mut there = 0;
                 for pending in &self.pending {
@@ -160,6 +150,18 @@ impl Bench {
             all.iter().for_each(|f| println!("{}", f.json()));
         }
         Ok(all)
+    }
+
+    async fn cluster(&self, store: &redrive::Store, raw: &Raw) -> anyhow::Result<[Figures; 2]> {
+        let pending = self.pending.last().copied().unwrap_or(0);
+        let bar = self.progress("filling the tables", pending);
+        let seen = cluster::run(store, raw, NODES, pending, &bar).await?;
+        bar.finish_and_clear();
+        let scans = async || Ok(seen.scans.clone());
+        let name = format!("scan of one of {NODES} nodes, {} rows", seen.rows);
+        let scan = Figures { pending: Some(pending), ..self.timed(&name, pending, scans).await? };
+        let (scenario, rate) = (format!("statements of {NODES} idle nodes"), Some(seen.statements_per_second));
+        Ok([scan, Figures { scenario, tasks: pending, rate, ..Figures::default() }])
     }
 
     async fn drain(&self, name: &str, store: &redrive::Store, raw: &Raw) -> anyhow::Result<Figures> {

@@ -104,7 +104,8 @@ impl Store {
                 .filter_map(|l| Some(revive(l, *new_ids.get(&l.task.id)?, policy.as_ref(), by, now)))
                 .collect();
             let mut went = insert_revived(c, &tables, &revived, now).await?;
-            archive_letters(c, tables.archive(now), letters, EndedAs::Redriven, by, None, &went, now).await?;
+            let entries = letters.into_iter().filter_map(|letter| redriven(letter, by, &went)).collect::<Vec<_>>();
+            close(c, tables.archive(now), &entries, now).await?;
             if tried > 0 {
                 // An earlier try may have done it: its new tasks have our ids.
                 let there = super::task::existing_tasks(c, &tables, &made).await?;
@@ -141,7 +142,8 @@ impl Store {
         retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| {
             let letters = read_letters(c, ids, true).await?;
             let closed = letters.len() as u64;
-            archive_letters(c, archive, letters, how, by, note, &IdMap::default(), now).await?;
+            let entries: Vec<_> = letters.into_iter().map(|letter| closed_letter(letter, how, by, note)).collect();
+            close(c, archive, &entries, now).await?;
             Ok(closed)
         })
     }
@@ -258,32 +260,33 @@ async fn insert_revived(
     Ok(went)
 }
 
-/// Moves letters to the archive; those with a living twin stay.
-async fn archive_letters(
+/// A letter that a person has closed.
+fn closed_letter(letter: DeadTask, how: EndedAs, by: &str, note: Option<&str>) -> archive::Entry {
+    archive::Entry {
+        dead_reason: Some(letter.reason),
+        by: Some(by.to_owned()),
+        note: note.map(str::to_owned).or(letter.note),
+        ..archive::Entry::new(letter.task, how)
+    }
+}
+
+/// A letter that was brought back; one with a living twin was not.
+fn redriven(letter: DeadTask, by: &str, went: &IdMap<Redriven>) -> Option<archive::Entry> {
+    let redriven_as = match went.get(&letter.task.id) {
+        Some(Redriven::Twin(_)) => return None,
+        Some(Redriven::As(id)) => Some(*id),
+        Some(Redriven::Gone) | None => None,
+    };
+    Some(archive::Entry { redriven_as, ..closed_letter(letter, EndedAs::Redriven, by, None) })
+}
+
+/// Moves letters to the archive.
+async fn close(
     c: &mut Connection<'_>,
     archive: Archive,
-    letters: Vec<DeadTask>,
-    how: EndedAs,
-    by: &str,
-    note: Option<&str>,
-    went: &IdMap<Redriven>,
+    entries: &[archive::Entry],
     now: Timestamp,
 ) -> sqlx::Result<()> {
-    let entry = |letter: DeadTask| {
-        let redriven_as = match went.get(&letter.task.id) {
-            Some(Redriven::Twin(_)) => return None,
-            Some(Redriven::As(id)) => Some(*id),
-            Some(Redriven::Gone) | None => None,
-        };
-        Some(archive::Entry {
-            dead_reason: Some(letter.reason),
-            redriven_as,
-            by: Some(by.to_owned()),
-            note: note.map(str::to_owned).or(letter.note),
-            ..archive::Entry::new(letter.task, how)
-        })
-    };
-    let entries: Vec<_> = letters.into_iter().filter_map(entry).collect();
-    archive::insert(c, archive, &entries, now).await?;
+    archive::insert(c, archive, entries, now).await?;
     delete_ids(c, "retry_dead", &entries.iter().map(|e| e.task.id).collect()).await
 }

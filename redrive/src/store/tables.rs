@@ -237,15 +237,13 @@ impl Store {
         let first = Month::of(now).plus(-i64::from(retention.keep_months));
         for table in tables.all() {
             let used = self.has_tasks(table).await?;
-            match table {
-                Table::Of { month, .. } if month < first && used => rotated.kept.push(table.to_string()),
-                Table::Of { month, .. } if month < first => {
-                    if self.drop_table(table).await? {
-                        rotated.dropped.push(table.to_string());
-                        continue;
-                    }
-                }
-                _ => {}
+            let is_past = table.month().is_some_and(|month| month < first);
+            if is_past && !used && self.drop_table(table).await? {
+                rotated.dropped.push(table.to_string());
+                continue;
+            }
+            if is_past && used {
+                rotated.kept.push(table.to_string());
             }
             let read = used || is_in_window(table, retention.live_window, now);
             if read != tables.reads(table) {
