@@ -20,6 +20,7 @@ macro_rules! stores {
 pub(crate) use stores;
 
 /// The same, on each database with either layout.
+#[allow(unused_macros, reason = "not every suite has it")]
 macro_rules! layouts {
     ($($test:ident),* $(,)?) => {
         crate::harness::stores!($($test),*);
