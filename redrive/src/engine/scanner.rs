@@ -83,8 +83,8 @@ pub(super) async fn run_listener(shared: Arc<Shared>) {
                 return Ok(());
             };
             loop {
+                shared.wake.scanner.notify_one(); // at first for what nobody heard: it was said before we listened
                 listener.next().await?;
-                shared.wake.scanner.notify_one();
             }
         };
         tokio::select! {
