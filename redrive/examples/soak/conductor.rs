@@ -17,14 +17,16 @@ use tokio::process::{Child, ChildStdin, Command};
 use crate::clock::{self, pause_ms};
 use crate::database::{Kind, Raw, Server, signal};
 use crate::evidence::Evidence;
-use crate::faults::{Action, schedule};
+use crate::faults::{Action, SERVER_DEAD, schedule};
 use crate::ledger::{Event, Ledger};
 use crate::node::Bug;
 use crate::proxy::Proxy;
-use crate::{audit, checker};
+use crate::{audit, checker, failover};
 
 /// How long the healed nodes may take to empty the queue.
 const DRAIN: Duration = Duration::from_secs(120);
+/// How long the nodes are left in peace after a server has died.
+const GO_ON_MS: u64 = 10_000;
 /// How long a node may take to end in good order.
 const LEAVE: Duration = Duration::from_secs(30);
 
@@ -51,6 +53,12 @@ pub struct Run {
     /// Do no harm: load only.
     #[arg(long)]
     pub calm: bool,
+    /// Several servers, which are killed one at a time: PostgreSQL with a synchronous standby, MariaDB as Galera cluster.
+    #[arg(long)]
+    pub cluster: bool,
+    /// Each node prefers another server of the cluster.
+    #[arg(long, requires = "cluster")]
+    pub spread: bool,
     /// An empty directory for server and ledgers; the ledgers stay there.
     #[arg(long)]
     pub dir: PathBuf,
@@ -69,14 +77,19 @@ impl Run {
     }
 
     async fn soak(&self, seed: u64) -> anyhow::Result<bool> {
+        if self.cluster && self.database == Kind::Sqlite {
+            bail!("SQLite has no cluster");
+        }
         eprintln!("soak: {} s on {}, {} nodes, seed {seed}", self.seconds, self.database.name(), self.nodes);
         let ledgers = self.dir.join("ledgers");
         std::fs::create_dir_all(&ledgers)?;
-        let server = start_server(self.database, self.dir.join("db")).await?;
+        let server = start_server(self.database, self.cluster, self.dir.join("db")).await?;
         let url = make_database(&server, self.nodes).await?;
+        let servers = server.count();
         let mut cluster = Cluster::start(self, seed, server, ledgers.clone()).await?;
-        let actions = schedule(seed, self.seconds * 1_000, self.nodes as usize, self.database != Kind::Sqlite);
+        let actions = schedule(seed, self.seconds * 1_000, self.nodes as usize, servers);
         cluster.suffer(if self.calm { &[] } else { &actions }).await?;
+        let url = cluster.server.as_ref().map_or(Ok(url), |server| server.root_url("soak"))?; // the primary may be another
         let mut raw = Raw::connect(self.database, &url).await?;
         cluster.drain(&mut raw, &url).await?;
         cluster.end().await?;
@@ -85,12 +98,13 @@ impl Run {
         evidence.complaints = std::mem::take(&mut cluster.complaints);
         let report = checker::check(&evidence);
         report.print(&evidence, &faults, seed, &ledgers.join("violations"));
+        failover::print(&evidence);
         Ok(report.violations.is_empty())
     }
 }
 
-async fn start_server(kind: Kind, dir: PathBuf) -> anyhow::Result<Server> {
-    tokio::task::spawn_blocking(move || Server::start_new(kind, dir)).await?
+async fn start_server(kind: Kind, is_cluster: bool, dir: PathBuf) -> anyhow::Result<Server> {
+    tokio::task::spawn_blocking(move || Server::start_new(kind, is_cluster, dir)).await?
 }
 
 /// The tables, the witness, and a user for each node: so the witness can tell who did it.
@@ -127,7 +141,8 @@ struct Cluster<'a> {
     seed: u64,
     ledgers: PathBuf,
     server: Option<Server>,
-    proxies: Vec<Proxy>,
+    /// Of each node, one to each server.
+    proxies: Vec<Vec<Proxy>>,
     nodes: Vec<Member>,
     ledger: Ledger,
     /// How often each kind of fault came.
@@ -155,12 +170,15 @@ impl Member {
 
 impl<'a> Cluster<'a> {
     async fn start(run: &'a Run, seed: u64, server: Server, ledgers: PathBuf) -> anyhow::Result<Self> {
+        let ports = server.ports()?;
         let mut proxies = Vec::new();
-        if server.kind != Kind::Sqlite {
-            let address = ([127, 0, 0, 1], server.port()?).into();
-            for _ in 0..run.nodes {
-                proxies.push(Proxy::start(address).await?);
+        for n in 0..run.nodes {
+            let mut wires = Vec::new();
+            // The last node of a cluster has none: there a dead server refuses connections, which no proxy can imitate.
+            for port in ports.iter().filter(|_| !server.is_cluster || n + 1 < run.nodes) {
+                wires.push(Proxy::start(([127, 0, 0, 1], *port).into()).await?);
             }
+            proxies.push(wires);
         }
         let ledger = Ledger::open(&ledgers.join("conductor.ledger"))?;
         let style = ProgressStyle::with_template("{elapsed_precise} [{wide_bar}] {msg}")?;
@@ -178,8 +196,15 @@ impl<'a> Cluster<'a> {
     /// The next generation of a node.
     fn spawn(&mut self, n: usize, offset_ms: i64) -> anyhow::Result<()> {
         let server = self.server.as_ref().context("the server is there")?;
-        let port = self.proxies.get(n).map_or(0, |proxy| proxy.port);
-        let url = server.url(&format!("node_{}", n + 1), port, "soak");
+        let mut ports: Vec<u16> = self.proxies[n].iter().map(|proxy| proxy.port).collect();
+        if ports.is_empty() {
+            ports = server.ports()?;
+        }
+        if self.run.spread {
+            let servers = ports.len();
+            ports.rotate_left(n % servers);
+        }
+        let url = server.url(&format!("node_{}", n + 1), &ports, "soak");
         let rate = self.run.rate.unwrap_or(match server.kind {
             Kind::Postgres => 150,
             Kind::Mysql => 100,
@@ -244,18 +269,23 @@ impl<'a> Cluster<'a> {
             Action::Spawn(n, offset) => self.nodes[n].wanted = Some((offset, clock::now())),
             Action::Freeze(n) => signal("STOP", &self.nodes[n].pid()),
             Action::Thaw(n) => signal("CONT", &self.nodes[n].pid()),
-            Action::Cut(n) => self.proxies[n].cut(),
-            Action::Hold(n, requests, answers) => self.proxies[n].hold(requests, answers),
-            Action::Lose(n) => self.proxies[n].hold(false, true),
-            Action::Sever(n) => {
-                self.proxies[n].cut();
-                self.proxies[n].mend();
-            }
-            Action::Mend(n) => self.proxies[n].mend(),
-            Action::CutAll => self.proxies.iter().for_each(Proxy::cut),
-            Action::MendAll => self.proxies.iter().for_each(Proxy::reopen),
+            Action::Cut(n) => self.proxies[n].iter().for_each(Proxy::cut),
+            Action::Hold(n, requests, answers) => self.proxies[n].iter().for_each(|wire| wire.hold(requests, answers)),
+            Action::Lose(n) => self.proxies[n].iter().for_each(|wire| wire.hold(false, true)),
+            Action::Sever(n) => self.proxies[n].iter().for_each(|wire| {
+                wire.cut();
+                wire.mend();
+            }),
+            Action::Mend(n) => self.proxies[n].iter().for_each(Proxy::mend),
+            Action::CutAll => self.proxies.iter().flatten().for_each(Proxy::cut),
+            Action::MendAll => self.proxies.iter().flatten().for_each(Proxy::reopen),
+            Action::KillServer(n) => self.kill_server(n).await?,
+            Action::Rejoin(n) => self.with_server(move |server| server.rejoin(n)).await?,
             Action::Crash => self.with_server(Server::crash).await?,
             Action::Restart => self.with_server(Server::restart).await?,
+        }
+        if action.is_about_server() {
+            self.say(format!("done: {action}"));
         }
         Ok(())
     }
@@ -266,7 +296,10 @@ impl<'a> Cluster<'a> {
     }
 
     /// The scripts that start and stop servers block.
-    async fn with_server(&mut self, f: fn(&Server) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    async fn with_server(
+        &mut self,
+        f: impl FnOnce(&Server) -> anyhow::Result<()> + Send + 'static,
+    ) -> anyhow::Result<()> {
         let server = self.server.take().context("the server is there")?;
         let (server, result) = tokio::task::spawn_blocking(move || {
             let result = f(&server);
@@ -274,7 +307,6 @@ impl<'a> Cluster<'a> {
         })
         .await?;
         self.server = Some(server);
-        self.say("the database is back".into());
         result
     }
 
@@ -283,6 +315,16 @@ impl<'a> Cluster<'a> {
         if let Some(mut child) = self.nodes[n].child.take() {
             child.kill().await?;
         }
+        Ok(())
+    }
+
+    /// The time that counts is the one when it is dead: before that it may have answered. Nothing else goes wrong until the
+    /// nodes had time to go on.
+    async fn kill_server(&mut self, n: usize) -> anyhow::Result<()> {
+        self.with_server(move |server| server.kill_one(n)).await?;
+        self.say(format!("{SERVER_DEAD} {}", n + 1));
+        self.with_server(move |server| server.promote_after(n)).await?;
+        pause_ms(GO_ON_MS).await;
         Ok(())
     }
 

@@ -1,4 +1,5 @@
-//! The database of a run: a private server from `scripts/db` that may be killed, and plain connections to it.
+//! The database of a run: a private server from `scripts/db` that may be killed, or a cluster from `scripts/cluster-db` whose
+//! servers may be killed one at a time; and plain connections to it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -30,13 +31,15 @@ impl Kind {
 #[derive(Debug)]
 pub struct Server {
     pub kind: Kind,
+    /// Several servers: PostgreSQL with a synchronous standby, MariaDB as Galera cluster.
+    pub is_cluster: bool,
     dir: PathBuf,
 }
 
 impl Server {
     /// Starts it on no data. The server's user must be able to pass through the directories above.
-    pub fn start_new(kind: Kind, dir: PathBuf) -> anyhow::Result<Self> {
-        let server = Self { kind, dir };
+    pub fn start_new(kind: Kind, is_cluster: bool, dir: PathBuf) -> anyhow::Result<Self> {
+        let server = Self { kind, is_cluster, dir };
         server.start()?;
         Ok(server)
     }
@@ -46,51 +49,87 @@ impl Server {
         if self.kind == Kind::Sqlite {
             return Ok(std::fs::create_dir_all(&self.dir)?);
         }
-        self.script("start").map(|_| ())
+        self.script("start", if self.kind == Kind::Postgres { "postgres" } else { "galera" })
     }
 
-    /// What `scripts/db` prints.
-    fn script(&self, command: &str) -> anyhow::Result<String> {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/db");
-        let mut run = Command::new(script);
-        let out = run.args([command, "--stores", self.kind.name()]).arg(&self.dir).stdin(Stdio::null()).output();
-        let out = out.with_context(|| format!("running {script}"))?;
-        if !out.status.success() {
-            bail!("{script} {command}: {}", String::from_utf8_lossy(&out.stderr));
+    /// Calls `scripts/db`, or `scripts/cluster-db` with an argument.
+    fn script(&self, command: &str, argument: &str) -> anyhow::Result<()> {
+        let script = if self.is_cluster { "scripts/cluster-db" } else { "scripts/db" };
+        let mut run = Command::new(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(script));
+        run.arg(command).arg(&self.dir).stdin(Stdio::null());
+        if self.is_cluster {
+            run.arg(argument);
+        } else {
+            run.args(["--stores", self.kind.name()]);
         }
-        Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+        // What it starts goes on, and would keep pipes open.
+        let said = self.dir.with_extension("said");
+        let status = run.stdout(Stdio::null()).stderr(std::fs::File::create(&said)?).status();
+        if !status.with_context(|| format!("running {script}"))?.success() {
+            bail!("{script} {command} {argument}: {}", std::fs::read_to_string(&said)?);
+        }
+        Ok(())
     }
 
-    pub fn port(&self) -> anyhow::Result<u16> {
-        let file = self.dir.join(self.kind.name()).join("port");
+    fn number(&self, file: &str) -> anyhow::Result<u16> {
+        let file = self.dir.join(file);
         Ok(std::fs::read_to_string(&file).with_context(|| file.display().to_string())?.trim().parse()?)
     }
 
-    /// Where the database of the run is, for this user by this port.
-    pub fn url(&self, user: &str, port: u16, database: &str) -> String {
+    /// How many servers there are.
+    pub fn count(&self) -> usize {
+        match (self.is_cluster, self.kind) {
+            (_, Kind::Sqlite) => 0,
+            (false, _) => 1,
+            (true, Kind::Postgres) => 2,
+            (true, Kind::Mysql) => 3,
+        }
+    }
+
+    /// Where the servers listen.
+    pub fn ports(&self) -> anyhow::Result<Vec<u16>> {
+        if self.is_cluster {
+            return (1..=self.count()).map(|n| self.number(&format!("{n}/port"))).collect();
+        }
+        (0..self.count()).map(|_| self.number(&format!("{}/port", self.kind.name()))).collect()
+    }
+
+    /// Where the database of the run is, for this user by these ports, the first before the others.
+    pub fn url(&self, user: &str, ports: &[u16], database: &str) -> String {
+        let hosts = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect::<Vec<_>>().join(",");
         match self.kind {
             Kind::Sqlite => format!("sqlite://{}", self.dir.join("soak.db").display()),
-            kind => format!("{}://{user}@127.0.0.1:{port}/{database}", kind.name()),
+            kind => format!("{}://{user}@{hosts}/{database}", kind.name()),
         }
     }
 
     /// The URL of the user who may do everything.
     pub fn root_url(&self, database: &str) -> anyhow::Result<String> {
         let user = if self.kind == Kind::Postgres { "postgres" } else { "root" };
-        let port = if self.kind == Kind::Sqlite { 0 } else { self.port()? };
-        Ok(self.url(user, port, database))
+        let ports = self.ports()?;
+        let primary = if self.is_cluster { usize::from(self.number("primary")?) - 1 } else { 0 };
+        Ok(self.url(user, &ports.get(primary).copied().into_iter().collect::<Vec<_>>(), database))
+    }
+
+    /// SIGKILL to one server of a cluster, for as long as nobody lets it rejoin.
+    pub fn kill_one(&self, n: usize) -> anyhow::Result<()> {
+        kill_processes(&self.dir.join((n + 1).to_string()))
+    }
+
+    /// If a primary was killed, another server becomes it.
+    pub fn promote_after(&self, n: usize) -> anyhow::Result<()> {
+        self.script("kill", &(n + 1).to_string())
+    }
+
+    /// It is back, and in step with the others.
+    pub fn rejoin(&self, n: usize) -> anyhow::Result<()> {
+        self.script("rejoin", &(n + 1).to_string())
     }
 
     /// SIGKILL to all that there is of the server, and a new one on the same data.
     pub fn crash(&self) -> anyhow::Result<()> {
-        // A process that was just born is found in the next round.
-        loop {
-            let pids = self.processes()?;
-            if pids.is_empty() {
-                return self.start();
-            }
-            pids.iter().for_each(|pid| signal("KILL", pid));
-        }
+        kill_processes(&self.dir)?;
+        self.start()
     }
 
     /// A shutdown in good order, and a new server on the same data. PostgreSQL waits a minute for a client that is just
@@ -99,34 +138,45 @@ impl Server {
         let file = self.dir.join(self.kind.name()).join("pid");
         signal(if self.kind == Kind::Postgres { "INT" } else { "TERM" }, std::fs::read_to_string(file)?.trim());
         for _ in 0..PATIENCE_MS / 20 {
-            if self.processes()?.is_empty() {
+            if processes(&self.dir)?.is_empty() {
                 break;
             }
             crate::clock::rest_ms(20);
         }
         self.crash()
     }
+}
 
-    /// The processes that work in the server's directory: both servers go there, and a dead process is nowhere.
-    fn processes(&self) -> anyhow::Result<Vec<String>> {
-        let home = self.dir.canonicalize()?;
-        let ours = |process: &Path| std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(&home));
-        let mut pids = Vec::new();
-        for process in std::fs::read_dir("/proc")? {
-            let path = process?.path();
-            if ours(&path) {
-                pids.extend(path.file_name().and_then(|name| name.to_str()).map(str::to_owned));
-            }
+fn kill_processes(home: &Path) -> anyhow::Result<()> {
+    // A process that was just born is found in the next round.
+    loop {
+        let pids = processes(home)?;
+        if pids.is_empty() {
+            return Ok(());
         }
-        Ok(pids)
+        pids.iter().for_each(|pid| signal("KILL", pid));
     }
+}
+
+/// The processes that work in a server's directory: both servers go there, and a dead process is nowhere.
+fn processes(home: &Path) -> anyhow::Result<Vec<String>> {
+    let home = home.canonicalize()?;
+    let ours = |process: &Path| std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(&home));
+    let mut pids = Vec::new();
+    for process in std::fs::read_dir("/proc")? {
+        let path = process?.path();
+        if ours(&path) {
+            pids.extend(path.file_name().and_then(|name| name.to_str()).map(str::to_owned));
+        }
+    }
+    Ok(pids)
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         if self.kind == Kind::Sqlite {
             _ = std::fs::remove_dir_all(&self.dir);
-        } else if let Err(e) = self.script("stop") {
+        } else if let Err(e) = self.script("stop", "") {
             eprintln!("soak: {e}");
         }
     }
@@ -177,7 +227,12 @@ impl Raw {
         Ok(match kind {
             Kind::Sqlite => Self::Sqlite(sqlx::SqliteConnection::connect(url).await?),
             Kind::Postgres => Self::Postgres(sqlx::PgConnection::connect(url).await?),
-            Kind::Mysql => Self::Mysql(sqlx::MySqlConnection::connect(url).await?),
+            Kind::Mysql => {
+                let mut c = sqlx::MySqlConnection::connect(url).await?;
+                // On Galera: what was committed on another server is seen here. (MariaDB always knows the variable.)
+                sqlx::raw_sql("SET SESSION wsrep_sync_wait = 1").execute(&mut c).await?;
+                Self::Mysql(c)
+            }
         })
     }
 

@@ -7,6 +7,9 @@ use std::fmt;
 
 use crate::chance::Chance;
 
+/// What the ledger says, before its number, of a server of a cluster that is dead from now on.
+pub const SERVER_DEAD: &str = "dead is server";
+
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -34,6 +37,9 @@ pub enum Action {
     /// The server is killed, or shut down, and started again.
     Crash,
     Restart,
+    /// One server of a cluster is killed, and comes back.
+    KillServer(usize),
+    Rejoin(usize),
 }
 
 impl fmt::Display for Action {
@@ -56,6 +62,8 @@ impl fmt::Display for Action {
             Self::MendAll => f.write_str("mend everybody"),
             Self::Crash => f.write_str("kill -9 the database"),
             Self::Restart => f.write_str("restart the database"),
+            Self::KillServer(n) => write!(f, "kill -9 server {}", n + 1),
+            Self::Rejoin(n) => write!(f, "server {} rejoins", n + 1),
         }
     }
 }
@@ -76,12 +84,24 @@ impl Action {
             Self::Crash => "database kills",
             Self::Restart => "database restarts",
             Self::Spawn(_, offset) if offset != 0 => "clock offsets",
-            Self::Spawn(..) | Self::Thaw(_) | Self::Sever(_) | Self::Mend(_) | Self::MendAll => return None,
+            Self::KillServer(_) => "server kills",
+            Self::Spawn(..) | Self::Thaw(_) | Self::Sever(_) | Self::Mend(_) | Self::MendAll | Self::Rejoin(_) => {
+                return None;
+            }
         })
     }
 
     fn is_global(self) -> bool {
         matches!(self, Self::CutAll | Self::Crash | Self::Restart)
+    }
+
+    pub fn is_about_server(self) -> bool {
+        matches!(self, Self::Crash | Self::Restart | Self::KillServer(_) | Self::Rejoin(_))
+    }
+
+    /// What is done to the only server is not done to a cluster: its servers are killed one at a time.
+    fn is_of_one_server(self) -> bool {
+        matches!(self, Self::Crash | Self::Restart)
     }
 
     fn needs_server(self) -> bool {
@@ -98,14 +118,14 @@ const CALM_MS: u64 = 4_000;
 const RECOVERY_MS: u64 = 1_000;
 
 /// All that happens in a run. Everything that begins also ends, before the run does.
-pub fn schedule(seed: u64, run_ms: u64, nodes: usize, has_server: bool) -> Vec<Timed> {
+pub fn schedule(seed: u64, run_ms: u64, nodes: usize, servers: usize) -> Vec<Timed> {
     let mut planner = Planner {
         chance: Chance::new(seed, "faults"),
         bag: Vec::new(),
         busy_until: vec![0; nodes],
         all_busy_until: 0,
-        has_server,
-        actions: Vec::new(),
+        servers,
+        actions: kills_of_servers(run_ms, servers),
     };
     let mut at = 2_000;
     while at < run_ms {
@@ -118,12 +138,25 @@ pub fn schedule(seed: u64, run_ms: u64, nodes: usize, has_server: bool) -> Vec<T
     planner.actions
 }
 
+/// Of a cluster: in the calm of every round a server dies, one after the other, the first one first. In the next calm, after a
+/// round of other faults, it comes back, before the next one dies.
+fn kills_of_servers(run_ms: u64, servers: usize) -> Vec<Timed> {
+    let rounds = if servers > 1 { (run_ms / ROUND_MS).max(1) as usize } else { 0 };
+    let calm = |round: usize| (round as u64 + 1) * ROUND_MS - CALM_MS;
+    let of_round = |round: usize| {
+        let server = round % servers;
+        let killed = calm(round) + 2 * RECOVERY_MS;
+        [(killed, Action::KillServer(server)), (calm(round + 1).min(run_ms.max(killed)), Action::Rejoin(server))]
+    };
+    (0..rounds).flat_map(of_round).collect()
+}
+
 struct Planner {
     chance: Chance,
     bag: Vec<usize>,
     busy_until: Vec<u64>,
     all_busy_until: u64,
-    has_server: bool,
+    servers: usize,
     actions: Vec<Timed>,
 }
 
@@ -142,7 +175,8 @@ impl Planner {
             let fault = self.fault(self.bag[i], node.unwrap_or(0));
             let (Some((_, first)), Some((lasts, _))) = (fault.first(), fault.last()) else { continue };
             let possible = at + lasts <= latest && (node.is_some() || first.is_global());
-            if first.needs_server() && !self.has_server {
+            let never = (first.needs_server() && self.servers == 0) || (first.is_of_one_server() && self.servers > 1);
+            if never {
                 self.bag.remove(i);
             } else if possible {
                 self.bag.remove(i);

@@ -22,6 +22,7 @@ mod clock;
 mod conductor;
 mod database;
 mod evidence;
+mod failover;
 mod faults;
 mod ledger;
 mod node;

@@ -1,4 +1,25 @@
 //! How connections to each database are set up.
+//!
+//! What follows is about one of them: a Galera cluster (MariaDB, Percona XtraDB), several servers that all take writes.
+//!
+//! *State.* None of ours. Each server has applied the cluster's commits up to some point, in one order that all have in common.
+//!
+//! *Invariants.* Two transactions on different servers that change the same row, neither having seen the other, do not both
+//! commit: the later one fails at its COMMIT (1213) and is tried again. Every decision of the store ends in a write to the row
+//! that it is about: claims and settles to the task's, beats and fences to the node's, turns, keys and locks to theirs. So
+//! these compare-and-sets hold across servers, however far one of them lags.
+//!
+//! What a statement only reads is not protected in that way, and some of our reads matter: a claim and a settle look
+//! whether their node is alive, a rescue looks who is dead, a settle looks for the claim that another connection made. On a
+//! server that lags they would read the past: a node that was fenced a second ago could still settle (seen, with a big
+//! transaction before the fence), an outcome could be called lost because its claim has not arrived. And while the others agree that a
+//! server is gone, reads would go on and beats would not, so everybody would seem silent to everybody. So our
+//! connections wait, before a statement or a transaction begins, until the server has applied what was committed anywhere
+//! before (`wsrep_sync_wait`): a statement that begins after a fence sees it, as on a single server. That costs a round
+//! trip between the servers for each. Elsewhere the setting does nothing, or is unknown.
+//!
+//! *Failure.* A server that has lost the majority, or has not caught up yet, refuses statements (1047) and is passed over when
+//! a host is looked for. After a server has died the others stop for some seconds to agree on that; statements wait.
 
 use std::str::FromStr;
 
@@ -90,6 +111,7 @@ pub(super) fn mysql_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx
                 let mut c = Connection::from(c);
                 // MySQL and MariaDB spell the variable differently; both know the statement.
                 c.script("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED".into()).await?;
+                read_what_is_committed(&mut c).await?;
                 c.script(set_up.into()).await
             })
         })
@@ -100,4 +122,37 @@ pub(super) fn mysql_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx
         rest: pool((options.max_connections - share).max(1), "SET SESSION innodb_lock_wait_timeout = 10")
             .connect_lazy_with(connect),
     })
+}
+
+/// Bit 1: before SELECT and the begin of a transaction; bit 2: before UPDATE and DELETE. (4, before INSERT, is not needed: a
+/// key that is there already is found when it commits.)
+#[cfg(feature = "mysql")]
+const BEFORE_READS_AND_UPDATES: u8 = 3;
+
+/// From now on this connection sees what was committed before, on whichever server.
+#[cfg(feature = "mysql")]
+pub(super) async fn read_what_is_committed(c: &mut Connection<'_>) -> sqlx::Result<()> {
+    match c.script(format!("SET SESSION wsrep_sync_wait = {BEFORE_READS_AND_UPDATES}")).await {
+        Err(e) if is_unknown_variable(&e) => Ok(()), // MySQL without Galera
+        result => result,
+    }
+}
+
+/// Whether the server takes part in its cluster; a server without one is ready.
+#[cfg(feature = "mysql")]
+pub(super) async fn is_ready(c: &mut Connection<'_>) -> sqlx::Result<bool> {
+    let is_member = is_on(c, "SHOW GLOBAL VARIABLES LIKE 'wsrep_on'").await?;
+    Ok(!is_member || is_on(c, "SHOW GLOBAL STATUS LIKE 'wsrep_ready'").await?)
+}
+
+#[cfg(feature = "mysql")]
+async fn is_on(c: &mut Connection<'_>, sql: &'static str) -> sqlx::Result<bool> {
+    let row = c.row(super::db::query(sql)).await?;
+    Ok(row.map(|row| row.columns().skip(1).text().map(|value| value == "ON")).transpose()?.unwrap_or(false))
+}
+
+#[cfg(feature = "mysql")]
+fn is_unknown_variable(e: &sqlx::Error) -> bool {
+    let sqlx::Error::Database(d) = e else { return false };
+    d.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>().is_some_and(|e| e.number() == 1193)
 }

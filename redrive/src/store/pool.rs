@@ -7,7 +7,7 @@
 //! *Failure.* `retrying!` repeats an operation that failed for a passing reason (deadlock, lost connection, failover)
 //! with a growing pause, until `retry_for` is over. The operation is told which try it is: from the second on, an earlier
 //! one may have been committed without our hearing of it. With several hosts in the URL they are tried in their order, and
-//! the first that accepts writes is used; nothing is balanced.
+//! the first that accepts writes is used; nothing is balanced. What a Galera cluster needs besides is told in `connect`.
 
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -326,6 +326,7 @@ impl Pools {
             Ok(value) => return Some(Ok(value)),
             Err(e) => e,
         };
+        let e = tries.in_its_light(e);
         let fault = fault(&e);
         let again = match fault {
             Fault::Other | Fault::Unique | Fault::NoTable => false,
@@ -380,7 +381,9 @@ impl Pools {
                 #[cfg(feature = "mysql")]
                 Kind::MySql(_) => {
                     let mut c = sqlx::mysql::MySqlConnectOptions::from_str(host)?.connect().await?;
-                    is_one(Connection::from(&mut c), "SELECT CASE WHEN @@global.read_only = 0 THEN 1 ELSE 0 END").await
+                    let sql = "SELECT CASE WHEN @@global.read_only = 0 THEN 1 ELSE 0 END";
+                    let writable = is_one(Connection::from(&mut c), sql).await?;
+                    Ok(writable && super::connect::is_ready(&mut Connection::from(&mut c)).await?)
                 }
             }
         };

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use crate::clock::{Stopwatch, pause};
+use crate::error::Fault as Kind;
 
-use super::db::Connection;
+use super::db::{Connection, Dialect, fault};
 use super::faults::Fault;
 use super::pool::{Pooled, loses_connection};
 
@@ -38,7 +39,10 @@ impl Lease {
         }
         match result {
             Ok(value) => {
-                self.connection()?.script("COMMIT".into()).await?;
+                let mut connection = self.connection()?;
+                let is_mysql = connection.dialect() == Dialect::MySql;
+                let committed = connection.script("COMMIT".into()).await;
+                committed.map_err(|e| if is_mysql { unsure(e) } else { e })?;
                 self.in_transaction = false;
                 Ok(value)
             }
@@ -65,6 +69,15 @@ impl Drop for Lease {
                 });
             }
         }
+    }
+}
+
+/// A commit that fails is rolled back for certain only after a conflict. Galera has other errors there, when a server loses the
+/// others just then; whoever tries again must know that it may have been committed.
+fn unsure(e: sqlx::Error) -> sqlx::Error {
+    match fault(&e) {
+        Kind::Conflict | Kind::Disconnected | Kind::Unavailable => e,
+        Kind::Busy | Kind::Unique | Kind::NoTable | Kind::Other => sqlx::Error::Protocol(format!("committing: {e}")),
     }
 }
 
@@ -116,6 +129,15 @@ pub(super) struct Tries {
 }
 
 impl Tries {
+    /// What an error says, given the tries before. To a caller that does not wait for locks, a lock or a duplicate says that
+    /// nothing was written, and it goes on with parts of its batch, or with other ids. That is true of the first try only:
+    /// later an earlier one may have been committed, so these say no more than a lost connection.
+    pub(super) fn in_its_light(&self, e: sqlx::Error) -> sqlx::Error {
+        let says_too_much =
+            matches!(fault(&e), Kind::Busy | Kind::Unique | Kind::NoTable) && !self.patient && self.count > 0;
+        if says_too_much { sqlx::Error::Protocol(format!("an earlier try may have been committed: {e}")) } else { e }
+    }
+
     pub(super) fn is_over(&self) -> bool {
         self.since.elapsed() >= self.limit
     }

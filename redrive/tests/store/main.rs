@@ -13,6 +13,7 @@ mod explain;
 mod insert;
 mod keys;
 mod list;
+mod lost_answer;
 mod months;
 mod nodes;
 mod open;
