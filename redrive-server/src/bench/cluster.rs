@@ -24,6 +24,8 @@ pub(super) struct Seen {
     pub(super) scans: Vec<Duration>,
     pub(super) rows: usize,
     pub(super) statements_per_second: f64,
+    /// Of the tables, with their indexes.
+    pub(super) megabytes: f64,
 }
 
 pub(super) async fn run(
@@ -36,16 +38,20 @@ pub(super) async fn run(
     ensure!(store.dialect() == Dialect::Postgres, "this is measured on PostgreSQL, which counts statements");
     let now = store.now().await?;
     prepare(store, raw, now).await?;
-    let tables = raw.task_tables().await?;
+    let mut tables = raw.task_tables().await?;
+    tables.truncate(usize::from(TABLES) * MONTHS as usize); // the last ones are the next month's
     bar.set_length(pending);
     for table in &tables {
         fill(raw, table, pending / tables.len() as u64, now).await?;
         bar.inc(pending / tables.len() as u64);
     }
     raw.execute(format!("VACUUM ANALYZE {}", tables.join(", "))).await?;
+    store.rotate(&Retention::default(), now).await?; // all that have tasks are read
     let measured = measure(store, raw, nodes).await;
+    let size = tables.iter().map(|t| format!("pg_total_relation_size('{t}')")).collect::<Vec<_>>().join(" + ");
+    let bytes = raw.one(&format!("SELECT {size}")).await? as f64;
     raw.execute(format!("TRUNCATE {}", tables.join(", "))).await?;
-    measured
+    Ok(Seen { megabytes: bytes / 1_048_576.0, ..measured? })
 }
 
 /// Monthly tables of this month and the two before it, all empty.
@@ -108,7 +114,7 @@ async fn measure(store: &Store, raw: &Raw, nodes: usize) -> anyhow::Result<Seen>
         scans.push(start.elapsed());
     }
     let rows = rows / scans.len();
-    Ok(Seen { scans, rows, statements_per_second: statements })
+    Ok(Seen { scans, rows, statements_per_second: statements, megabytes: 0.0 })
 }
 
 #[expect(clippy::disallowed_methods, reason = "it lets time go by")]

@@ -159,7 +159,11 @@ impl Bench {
         bar.finish_and_clear();
         let scans = async || Ok(seen.scans.clone());
         let name = format!("scan of one of {NODES} nodes, {} rows", seen.rows);
-        let scan = Figures { pending: Some(pending), ..self.timed(&name, pending, scans).await? };
+        let scan = Figures {
+            pending: Some(pending),
+            memory_mb: Some(seen.megabytes),
+            ..self.timed(&name, pending, scans).await?
+        };
         let (scenario, rate) = (format!("statements of {NODES} idle nodes"), Some(seen.statements_per_second));
         Ok([scan, Figures { scenario, tasks: pending, rate, ..Figures::default() }])
     }

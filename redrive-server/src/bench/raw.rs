@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use redrive::{Lane, NewTask, SHARDS, Store};
 use sqlx::pool::PoolOptions;
-use sqlx::{AssertSqlSafe, Executor, Row};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AssertSqlSafe, ConnectOptions, Executor, Row};
 
 const METHOD: &str = "bench.task";
 /// Of those that only wait.
@@ -80,7 +81,9 @@ impl Raw {
             });
             return Ok(Self::MySql(pool.connect(&url).await?));
         }
-        Ok(Self::Postgres(PoolOptions::new().max_connections(1).connect(&url).await?))
+        let options: PgConnectOptions = url.parse()?;
+        let options = options.disable_statement_logging(); // some are slow on purpose
+        Ok(Self::Postgres(PoolOptions::new().max_connections(1).connect_with(options).await?))
     }
 
     pub(super) async fn execute(&self, sql: String) -> anyhow::Result<u64> {
@@ -95,7 +98,7 @@ impl Raw {
     /// The monthly tables of tasks.
     pub(super) async fn task_tables(&self) -> anyhow::Result<Vec<String>> {
         let Self::Postgres(pool) = self else { return Ok(Vec::new()) };
-        let sql = "SELECT name FROM redrive_table WHERE kind = 'task' AND month > 0 AND is_read = 1 ORDER BY name";
+        let sql = "SELECT name FROM redrive_table WHERE kind = 'task' AND month > 0 ORDER BY name";
         Ok(sqlx::query_scalar(sql).fetch_all(pool).await?)
     }
 

@@ -116,7 +116,13 @@ impl Shared {
 
     /// Reads the node table: fences who is silent, and learns whether we are still in it.
     async fn look_around(&self, watch: &mut Watch) {
+        let asked = self.me.instant();
         let nodes = match self.store.nodes().await {
+            // An answer that was long in coming hides an outage, in which nobody could beat.
+            Ok(nodes) if self.me.instant() - asked > self.config.lease / 2 => {
+                watch.forget();
+                nodes
+            }
             Ok(nodes) => nodes,
             Err(e) => {
                 tracing::warn!(error = %e, "the nodes could not be read");
