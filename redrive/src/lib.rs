@@ -8,11 +8,12 @@
 //! | [`task`], [`Policy`], [`Backoff`], [`Jitter`] | a call to be made good, and how |
 //! | [`store`] | where tasks are kept: SQLite, PostgreSQL, MySQL/MariaDB |
 //! | [`Engine`] | takes due tasks, runs their handlers, settles them |
+//! | [`registry`] | how the nodes that share the work find each other |
 //! | `notify` | tells people, by mail and webhook, that tasks keep failing |
 //! | [`settle()`], [`classify()`] | what becomes of a task when an attempt has ended: pure functions |
 //! | [`testing`] | for tests of code that uses redrive |
 //!
-//! Databases are cargo features: `sqlite`, `postgres`, `mysql`, all on by default.
+//! Databases are cargo features: `sqlite`, `postgres`, `mysql`, all on by default. `nacos`, off by default, is a registry.
 
 #![warn(missing_docs)]
 #![cfg_attr(
@@ -42,6 +43,7 @@ mod new_task;
 #[cfg(feature = "notify")]
 pub mod notify;
 mod policy;
+pub mod registry;
 mod retryable;
 mod secret;
 #[cfg(feature = "seeded-bugs")]

@@ -32,6 +32,7 @@ use crate::engine::{EngineConfig, MethodOptions, Rate};
 use crate::error::{Error, Problems, Result};
 #[cfg(feature = "notify")]
 use crate::notify::NotifyConfig;
+use crate::registry::RegistryConfig;
 use crate::retryable::Persist;
 use crate::secret::Secret;
 use crate::store::StoreOptions;
@@ -87,6 +88,8 @@ pub struct Settings {
     #[cfg(feature = "notify")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub notify: Option<NotifyConfig>,
+    /// How nodes find each other. From the next start on. Default: by the database.
+    pub registry: RegistryConfig,
     /// The engine. `scan_interval` and `sweep_interval` at once, the others from the next start on. Default: see there.
     pub engine: EngineConfig,
     /// When calls are written down that do not say so themselves. At once. Default: `retry_only`.
@@ -177,6 +180,7 @@ impl Settings {
         }
         #[cfg(feature = "notify")]
         self.notify.iter().for_each(|notify| problems.nest("notify", notify.problems()));
+        problems.nest("registry", self.registry.problems());
         self.defaults.check("defaults", &mut problems);
         for (method, settings) in &self.methods {
             settings.check(method, &mut problems);
@@ -214,6 +218,7 @@ impl Settings {
             encryption: self.encryption.clone(),
             #[cfg(feature = "notify")]
             notify: self.notify.clone(),
+            registry: self.registry.clone(),
             engine,
             ..new
         };

@@ -35,6 +35,16 @@ fn problems(wrong: redrive::Result<Settings>) -> Vec<(String, String)> {
 /// A file in which every field is given and none is as it is built in.
 const ALL: &str = r#"
     persist = "always"
+    [registry]
+    keep_view_for = "5m"
+    [registry.nacos]
+    servers = ["a:1", "b:2"]
+    namespace = "n"
+    group = "g"
+    service = "s"
+    ip = "10.0.0.1"
+    username = "u"
+    password = "***" # as which every secret is written
     [engine]
     name = "n"
     concurrency = 2
@@ -80,6 +90,11 @@ fn every_field_is_read_and_round_trips() {
     for (field, value) in built_in["engine"].as_object().unwrap() {
         assert_ne!(&json["engine"][field], value, "engine.{field} is missing in this test");
     }
+    for (field, value) in built_in["registry"]["nacos"].as_object().unwrap() {
+        assert_ne!(&json["registry"]["nacos"][field], value, "registry.nacos.{field} is missing in this test");
+    }
+    let nacos = &settings.registry.nacos;
+    assert_eq!((nacos.ip, nacos.username.as_deref()), ("10.0.0.1".parse().ok(), Some("u")));
     let defaults = settings.to_defaults();
     let policy = serde_json::to_value(&*defaults.policy).unwrap(); // only what is not as it is built in
     let fields = policy.as_object().unwrap().len();
@@ -106,6 +121,10 @@ fn the_guide_shows_every_field_with_its_built_in_value() {
         guide.differences(&built_in).iter().filter(|f| f.starts_with("engine")).collect::<Vec<_>>(),
         ["engine.name"]
     );
+    assert_eq!(
+        guide.differences(&built_in).iter().filter(|f| f.starts_with("registry")).collect::<Vec<_>>(),
+        ["registry.nacos.ip", "registry.nacos.password", "registry.nacos.username"]
+    );
     assert_eq!((guide.database.as_str(), guide.persist), (built_in.database.as_str(), built_in.persist));
     assert_eq!(*guide.to_defaults().policy, Policy::default());
 
@@ -117,6 +136,39 @@ fn the_guide_shows_every_field_with_its_built_in_value() {
     }
     for field in names(&guide["engine"]) {
         assert!(file.contains(&format!("\n{field} = ")), "engine.{field} is not in the guide");
+    }
+}
+
+#[test]
+fn a_registry_is_set_by_variables_too_and_what_it_lacks_is_said() {
+    let settings = with(
+        "[registry]\nkeep_view_for = '20s'",
+        &[
+            ("REDRIVE_REGISTRY__KEEP_VIEW_FOR", "10s"),
+            ("REDRIVE_REGISTRY__NACOS__SERVERS", "['n1:8848', 'n2:8848']"),
+            ("REDRIVE_REGISTRY__NACOS__USERNAME", "007"),
+            ("REDRIVE_REGISTRY__NACOS__PASSWORD", "1234"),
+        ],
+    )
+    .unwrap();
+    assert_eq!(settings.registry.keep_view_for, Duration::from_secs(10));
+    assert_eq!(settings.registry.nacos.servers, ["n1:8848", "n2:8848"]);
+    assert_eq!(settings.registry.nacos.username.as_deref(), Some("007"), "as it was written, and not as a number");
+    let shown = format!("{settings:?} {}", serde_json::to_string(&settings).unwrap());
+    assert!(!shown.contains("1234"), "{shown}");
+
+    let wrong = said(parse("[registry]\nkeep_view_for = '0s'\n[registry.nacos]\nservers = []\nusername = 'u'"));
+    for field in ["registry.keep_view_for", "registry.nacos.servers", "registry.nacos.username"] {
+        assert!(wrong.contains(field), "{field} in {wrong}");
+    }
+    let unknown = said(with("", &[("REDRIVE_REGISTRY__NACOS__SERVER", "x")]));
+    assert!(unknown.contains("is it REDRIVE_REGISTRY__NACOS__SERVERS"), "{unknown}");
+    let nacos = parse("[registry]\nkind = 'nacos'");
+    if cfg!(feature = "nacos") {
+        nacos.unwrap();
+    } else {
+        let without = said(nacos);
+        assert!(without.contains("registry.kind") && without.contains("cargo feature"), "{without}");
     }
 }
 

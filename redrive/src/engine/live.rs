@@ -18,6 +18,7 @@ use serde_json::Value;
 
 use crate::clock::pause;
 use crate::error::Result;
+use crate::registry::RegistryConfig;
 use crate::settings::{Defaults, Settings, Watcher, join};
 use crate::task::Lane;
 
@@ -47,6 +48,11 @@ struct Said {
 impl Live {
     fn settings(&self) -> Arc<Settings> {
         self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How nodes are to find each other.
+    pub(super) fn registry(&self) -> RegistryConfig {
+        self.settings().registry.clone()
     }
 
     /// The limits of a method.

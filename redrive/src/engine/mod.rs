@@ -36,6 +36,7 @@ mod scanner;
 mod settler;
 mod signals;
 mod upkeep;
+mod view;
 mod wheel;
 
 use std::collections::{HashMap, HashSet};
@@ -56,6 +57,7 @@ use crate::id::{NameMap, TaskId};
 #[cfg(feature = "notify")]
 use crate::notify::{Notifier, NotifyConfig};
 use crate::policy::Policy;
+use crate::registry::Registry;
 use crate::retryable::{IntoTask, Registration, Retryable};
 use crate::settings::{Defaults, Settings};
 use crate::store::{Cancelled, Connection, Due, Enqueued, Store, TaskFilter, Tx};
@@ -113,8 +115,11 @@ struct Shared {
     /// The lanes of our methods.
     lanes: Vec<Lane>,
     me: Membership,
+    registry: Arc<dyn Registry>,
     /// Which shards of each lane are ours, a bit for each.
     owned: RwLock<HashMap<Lane, u64>>,
+    /// Held by whoever makes a view.
+    viewing: tokio::sync::Mutex<()>,
     waiting: Mutex<Waiting>,
     running: Mutex<Running>,
     limits: Mutex<Limits>,
@@ -160,6 +165,7 @@ struct Wake {
     claimer: Notify,
     idle: Notify,
     beat: Notify,
+    view: Notify,
 }
 
 /// Sets up an [`Engine`].
@@ -177,6 +183,7 @@ pub struct Builder {
     by_hand: bool,
     #[cfg(feature = "notify")]
     notify: Option<NotifyConfig>,
+    registry: Option<Arc<dyn Registry>>,
     clock: Option<Clock>,
 }
 
@@ -246,6 +253,12 @@ impl Builder {
         self
     }
 
+    /// How nodes find each other, instead of as the settings say: by the database.
+    pub fn registry(mut self, registry: impl Registry + 'static) -> Self {
+        self.registry = Some(Arc::new(registry));
+        self
+    }
+
     /// By this clock instead of the database's: for tests.
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = Some(clock);
@@ -312,6 +325,10 @@ impl Builder {
         };
         #[cfg(feature = "notify")]
         let notifier = self.notify.map(|config| Notifier::new(self.store.clone(), config)).transpose()?;
+        let registry = match self.registry {
+            Some(registry) => registry,
+            None => live.registry().open(&self.store)?,
+        };
         let shared = Arc::new(Shared {
             store: self.store,
             clock,
@@ -324,7 +341,9 @@ impl Builder {
             notifier,
             lanes,
             me: Membership::new(),
+            registry,
             owned: RwLock::default(),
+            viewing: tokio::sync::Mutex::default(),
             waiting: Mutex::new(waiting),
             running: Mutex::default(),
             limits: Mutex::new(limits),
@@ -362,6 +381,7 @@ impl Engine {
             by_hand: false,
             #[cfg(feature = "notify")]
             notify: None,
+            registry: None,
             clock: None,
         }
     }
@@ -515,6 +535,7 @@ impl Shared {
         services.spawn(claimer::run(self.clone()));
         services.spawn(node::run(self.clone()));
         services.spawn(node::run_lapse(self.clone()));
+        services.spawn(view::run(self.clone()));
         services.spawn(scanner::run_listener(self.clone()));
         services.spawn(upkeep::run(self.clone()));
         #[cfg(feature = "notify")]

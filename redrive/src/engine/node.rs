@@ -1,11 +1,11 @@
-//! Being a node: the beat on a thread of its own, the view of the others, the end.
+//! Being a node: the beat on a thread of its own, an eye on the others' beats, the end.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock::pause;
-use crate::cluster::{Watch, handling, owned_shards};
+use crate::cluster::Watch;
 use crate::error::{Error, Result};
 use crate::store::{NodeSeen, Registration, Store};
 use crate::task::{Lane, NodeNumber};
@@ -82,7 +82,9 @@ impl Shared {
         let number = self.store.register(&who, self.clock.now()).await?;
         self.me.renumber(number);
         self.beat(&self.store, number).await;
-        self.take_view().await?;
+        if let Err(e) = self.renew_view().await {
+            tracing::warn!(error = %e, "no view of the other nodes yet");
+        }
         self.follow_pauses().await
     }
 
@@ -112,7 +114,7 @@ impl Shared {
         }
     }
 
-    /// Reads the node table: fences who is silent, learns who scans what, and whether we are still in it.
+    /// Reads the node table: fences who is silent, and learns whether we are still in it.
     async fn look_around(&self, watch: &mut Watch) {
         let nodes = match self.store.nodes().await {
             Ok(nodes) => nodes,
@@ -139,12 +141,12 @@ impl Shared {
                     tracing::warn!(node = %number, "declared dead: no beat for a whole lease");
                     metrics::counter!("redrive_fenced").increment(1);
                     self.wake.scanner.notify_one();
+                    self.wake.view.notify_one();
                 }
                 Ok(false) => {}
                 Err(e) => tracing::warn!(node = %number, error = %e, "fencing failed"),
             }
         }
-        self.set_view(&nodes);
         self.pass_on_stop_requests().await;
         if let Err(e) = self.follow_pauses().await {
             tracing::warn!(error = %e, "which methods are paused could not be read");
@@ -170,26 +172,6 @@ impl Shared {
         }
     }
 
-    async fn take_view(&self) -> Result<()> {
-        let nodes = self.store.nodes().await?;
-        self.set_view(&nodes);
-        Ok(())
-    }
-
-    fn set_view(&self, nodes: &[crate::store::Node]) {
-        let me = self.me.number();
-        let bits = |shards: Vec<u8>| shards.into_iter().fold(0u64, |bits, shard| bits | 1 << shard);
-        let view = self.lanes.iter().map(|lane| (*lane, bits(owned_shards(nodes, me, *lane)))).collect();
-        self.lanes.iter().for_each(|lane| self.limits().share(*lane, handling(nodes, *lane).len()));
-        let mut owned = self.owned.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if *owned != view {
-            *owned = view;
-            drop(owned);
-            self.forget_waiting();
-            self.wake.scanner.notify_one();
-        }
-    }
-
     /// Waits until the engine has ended.
     pub(super) async fn ended(&self) {
         self.stopping.cancelled().await;
@@ -210,7 +192,8 @@ impl Shared {
                 pause(Duration::from_millis(5)).await;
             }
         };
-        if tokio::time::timeout(self.config.grace, idle).await.is_err() {
+        let (idle, ()) = tokio::join!(tokio::time::timeout(self.config.grace, idle), self.delist());
+        if idle.is_err() {
             self.running().cancel_all();
             self.give_back_all();
         }

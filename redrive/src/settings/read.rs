@@ -32,6 +32,7 @@ impl Sources {
                     }
                 }
                 "encryption" => settings.encryption = self.field(&name, value),
+                "registry" => settings.registry = self.field(&name, value).unwrap_or_default(),
                 #[cfg(feature = "notify")]
                 "notify" => settings.notify = self.field(&name, value),
                 _ => self.note(&join("", &name), unknown(&name, TOP)),

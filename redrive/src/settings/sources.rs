@@ -15,7 +15,10 @@ use crate::error::{Error, Problems, Result};
 use super::patch;
 
 /// The names of the fields at the top, and of those of a method beside its policy's.
-pub(super) const TOP: &[&str] = &["database", "encryption", "engine", "persist", "defaults", "methods", "notify"];
+pub(super) const TOP: &[&str] =
+    &["database", "encryption", "engine", "persist", "defaults", "methods", "notify", "registry"];
+const REGISTRY: &[&str] = &["kind", "keep_view_for"];
+const NACOS: &[&str] = &["servers", "namespace", "group", "service", "ip", "username", "password"];
 pub(super) const OF_METHOD: &[&str] = &["persist", "concurrency", "per_business", "rate"];
 
 const PREFIX: &str = "REDRIVE_";
@@ -161,9 +164,12 @@ fn is_ours(name: &str) -> bool {
 pub(super) fn is_section(path: &[impl AsRef<str>]) -> bool {
     match path {
         [] => true,
-        [top] => ["encryption", "engine", "defaults", "methods", "notify"].contains(&top.as_ref()),
+        [top] => ["encryption", "engine", "defaults", "methods", "notify", "registry"].contains(&top.as_ref()),
         [top, _] if top.as_ref() == "methods" => true,
-        [top, below] => [("encryption", "keys"), ("notify", "channels")].contains(&(top.as_ref(), below.as_ref())),
+        [top, below] => {
+            let sections = [("encryption", "keys"), ("notify", "channels"), ("registry", "nacos")];
+            sections.contains(&(top.as_ref(), below.as_ref()))
+        }
         [top, below, _] => (top.as_ref(), below.as_ref()) == ("notify", "channels"),
         _ => false,
     }
@@ -220,6 +226,8 @@ fn variable_path(name: &str) -> Option<Vec<String>> {
         ["database" | "persist"] => true,
         ["encryption", "current" | "all"] | ["encryption", "keys", _] => true,
         ["notify", "digest_interval"] | ["notify", "channels", _, _] => cfg!(feature = "notify"),
+        ["registry", field] => REGISTRY.contains(field),
+        ["registry", "nacos", field] => NACOS.contains(field),
         ["engine", field] => engine_fields().iter().any(|known| known == field),
         ["defaults", field, ..] => patch::FIELDS.contains(field),
         ["methods", _, "rate", ..] => true,
@@ -237,6 +245,7 @@ fn is_text(path: &[String]) -> bool {
         path.as_slice(),
         ["encryption", "keys" | "current", ..]
             | ["notify", "channels", _, "user" | "password" | "secret" | "url" | "host"]
+            | ["registry", "nacos", "namespace" | "group" | "service" | "ip" | "username" | "password"]
     )
 }
 
@@ -252,9 +261,13 @@ pub(super) fn engine_fields() -> Vec<String> {
 fn variables() -> Vec<String> {
     let engine = engine_fields().into_iter().map(|field| format!("ENGINE__{field}"));
     let defaults = patch::FIELDS.iter().map(|field| format!("DEFAULTS__{field}"));
+    let registry = REGISTRY.iter().map(|field| format!("REGISTRY__{field}"));
+    let nacos = NACOS.iter().map(|field| format!("REGISTRY__NACOS__{field}"));
     let all = ["DATABASE", "PERSIST", "ENCRYPTION__CURRENT", "ENCRYPTION__ALL"]
         .map(String::from)
         .into_iter()
+        .chain(registry)
+        .chain(nacos)
         .chain(engine)
         .chain(defaults);
     all.map(|name| format!("{PREFIX}{}", name.to_uppercase())).collect()

@@ -62,14 +62,18 @@ pub(super) async fn count_up(pools: &Pools, name: &str) -> Result<i64> {
 }
 
 async fn next_value(c: &mut Connection<'_>, name: &str) -> sqlx::Result<i64> {
-    let first = match c.dialect() {
-        Dialect::MySql => "INSERT IGNORE INTO redrive_counter (name, value) VALUES (?, 0)",
-        _ => "INSERT INTO redrive_counter (name, value) VALUES (?, 0) ON CONFLICT (name) DO NOTHING",
-    };
-    c.execute(query(first).bind(name)).await?;
+    c.execute(query(first_value(c.dialect())).bind(name).bind(0i64)).await?;
     c.execute(query("UPDATE redrive_counter SET value = value + 1 WHERE name = ?").bind(name)).await?;
     let row = c.row(query("SELECT value FROM redrive_counter WHERE name = ?").bind(name)).await?;
     row.map(|row| row.int()).transpose()?.ok_or(sqlx::Error::RowNotFound)
+}
+
+/// Makes a row of `redrive_counter`, if it is not there.
+fn first_value(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::MySql => "INSERT IGNORE INTO redrive_counter (name, value) VALUES (?, ?)",
+        _ => "INSERT INTO redrive_counter (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING",
+    }
 }
 
 pub(super) async fn database_time(c: &mut Connection<'_>) -> sqlx::Result<Timestamp> {
@@ -159,6 +163,30 @@ impl Store {
             let sql = "SELECT number, beat, beat_at, started_at, dead, leaving, layout_seen, name, build, methods FROM redrive_node ORDER BY number";
             c.rows(query(sql)).await?.iter().map(read_node).collect()
         })
+    }
+
+    /// The nodes that are not dead, the oldest first, and whether they are leaving: little to read, for who asks often.
+    pub(crate) async fn living(&self) -> Result<Vec<(NodeNumber, bool)>> {
+        retrying!(self.pools(), Use::Read, Scope::Statement, "looking who is there", |c, _| {
+            let sql = "SELECT number, leaving FROM redrive_node WHERE dead = 0 ORDER BY number";
+            let read = |row: &super::db::Row| {
+                let mut columns = row.columns();
+                Ok((NodeNumber(columns.int()?), columns.int()? != 0))
+            };
+            c.rows(query(sql)).await?.iter().map(read).collect()
+        })
+    }
+
+    /// What this database is called among others: 16 hexadecimal digits, by chance, made by whoever asks first.
+    pub(crate) async fn database_name(&self) -> Result<String> {
+        // The standard library's only source of chance.
+        let chance = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), "database");
+        retrying!(self.pools(), Use::Write, Scope::Transaction, "asking what the database is called", |c, _| {
+            c.execute(query(first_value(c.dialect())).bind("database").bind((chance >> 1) as i64)).await?;
+            let row = c.row(query("SELECT value FROM redrive_counter WHERE name = ?").bind("database")).await?;
+            row.map(|row| row.int()).transpose()?.ok_or(sqlx::Error::RowNotFound)
+        })
+        .map(|name| format!("{name:016x}"))
     }
 
     /// Forgets a fenced node that holds nothing any more. Its number is not used again.

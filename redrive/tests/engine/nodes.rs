@@ -1,11 +1,13 @@
 //! Several nodes, and what happens when one is gone.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use redrive::registry::{Answer, Member, Registry};
 use redrive::store::{Registration, Slice};
-use redrive::{Context, Engine, EngineConfig, Lane, NewTask, SHARDS, Status, Timestamp, Verdict};
-use tokio::sync::mpsc;
+use redrive::{Builder, Context, Engine, EngineConfig, Lane, NewTask, NodeNumber, SHARDS, Status, Timestamp, Verdict};
+use tokio::sync::{Notify, mpsc};
 
 use crate::harness::{Db, layouts, new};
 
@@ -16,6 +18,10 @@ layouts!(
     nodes_leave_each_others_methods_alone,
     a_claim_that_was_lost_is_given_back,
     a_task_for_another_node_runs_soon,
+    a_join_and_a_leave_are_known_long_before_the_next_beat,
+    a_draining_leave_hands_over_while_it_drains,
+    a_rolling_deploy_adds_a_method,
+    a_node_goes_on_when_its_registry_is_gone_for_a_while_and_stops_looking_when_it_stays_gone,
 );
 
 fn config(name: &str) -> EngineConfig {
@@ -30,13 +36,42 @@ fn config(name: &str) -> EngineConfig {
     config
 }
 
-async fn node(db: &Db, name: &'static str, method: &str, done: &mpsc::UnboundedSender<(&'static str, u64)>) -> Engine {
-    let done = done.clone();
-    let handler = move |_: Context, n: u64| {
-        _ = done.send((name, n));
-        std::future::ready(Ok::<(), Verdict>(()))
+type Done = mpsc::UnboundedSender<(&'static str, u64)>;
+
+/// A node that tells which tasks it has done.
+async fn prepared(db: &Db, name: &'static str, config: EngineConfig, methods: &[&str], done: &Done) -> Builder {
+    let mut builder = Engine::builder(db.another().await).config(config);
+    for method in methods {
+        let done = done.clone();
+        builder = builder.register(*method, move |_: Context, n: u64| {
+            _ = done.send((name, n));
+            std::future::ready(Ok::<(), Verdict>(()))
+        });
+    }
+    builder
+}
+
+async fn node(db: &Db, name: &'static str, method: &str, done: &Done) -> Engine {
+    prepared(db, name, config(name), &[method], done).await.start().await.unwrap()
+}
+
+/// So seldom does it beat, and renew its view by the beat, that whatever it knows sooner it knows in another way.
+fn slow(name: &str) -> EngineConfig {
+    let mut slow = config(name);
+    slow.beat_interval = Duration::from_secs(300);
+    slow.lease = Duration::from_secs(900);
+    slow.margin = Duration::from_secs(200);
+    slow
+}
+
+/// Waits until it is so; the database, which is asked in between, is slow enough for that.
+async fn until(db: &Db, what: &str, is_so: impl Fn() -> bool) {
+    let wait = async {
+        while !is_so() {
+            db.store.nodes().await.unwrap();
+        }
     };
-    Engine::builder(db.another().await).config(config(name)).register(method, handler).start().await.unwrap()
+    tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap_or_else(|_| panic!("never: {what}"));
 }
 
 fn slices() -> Vec<Slice> {
@@ -149,4 +184,138 @@ async fn a_task_for_another_node_runs_soon(db: Db) {
     }
     idle.stop().await;
     busy.stop().await;
+}
+
+async fn a_join_and_a_leave_are_known_long_before_the_next_beat(db: Db) {
+    let (done, _calls) = mpsc::unbounded_channel();
+    let a = prepared(&db, "a", slow("a"), &["m"], &done).await.start().await.unwrap();
+    assert_eq!(a.shards("m").len(), 64);
+    let b = prepared(&db, "b", slow("b"), &["m"], &done).await.start().await.unwrap();
+    assert_eq!(b.shards("m").len(), 32, "who joins knows it at once");
+    until(&db, "a hears of b", || a.shards("m").len() == 32).await;
+    let both: BTreeSet<u8> = a.shards("m").into_iter().chain(b.shards("m")).collect();
+    assert_eq!(both.len(), 64);
+    a.stop().await;
+    assert!(a.shards("m").is_empty());
+    until(&db, "b hears that a is gone", || b.shards("m").len() == 64).await;
+    b.stop().await;
+}
+
+async fn a_draining_leave_hands_over_while_it_drains(db: Db) {
+    let (done, mut calls) = mpsc::unbounded_channel();
+    let (held, release) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let hold = {
+        let (held, release) = (held.clone(), release.clone());
+        move |_: Context, _: u64| {
+            let (held, release) = (held.clone(), release.clone());
+            async move {
+                held.notify_one();
+                release.notified().await;
+                Ok::<(), Verdict>(())
+            }
+        }
+    };
+    let a = prepared(&db, "a", slow("a"), &["m"], &done).await.register("hold", hold).start().await.unwrap();
+    let b = prepared(&db, "b", slow("b"), &["m"], &done).await.start().await.unwrap();
+    until(&db, "a hears of b", || a.shards("m").len() == 32).await;
+    a.enqueue(NewTask::new("hold", &0u64).unwrap()).await.unwrap();
+    held.notified().await;
+
+    let leaving = tokio::spawn({
+        let a = a.clone();
+        async move { a.stop().await }
+    });
+    while !db.store.nodes().await.unwrap().iter().any(|n| n.leaving) {}
+    db.store.insert((0..200).map(new).collect(), db.store.now().await.unwrap()).await.unwrap();
+    for _ in 0..200 {
+        let (who, _) = tokio::time::timeout(Duration::from_secs(60), calls.recv()).await.unwrap().unwrap();
+        assert_eq!(who, "b", "of all shards, those that were a's too");
+    }
+    assert!(!leaving.is_finished(), "and a is still at it");
+    release.notify_one();
+    leaving.await.unwrap();
+    b.stop().await;
+    assert_eq!(db.count("retry_task").await, 0);
+}
+
+async fn a_rolling_deploy_adds_a_method(db: Db) {
+    let (done, mut calls) = mpsc::unbounded_channel();
+    let (old, older) = (node(&db, "old", "m", &done).await, node(&db, "older", "m", &done).await);
+    // Some part of the new release is up already, and enqueues what no node can handle yet.
+    let now = db.store.now().await.unwrap();
+    let added = |n: u64| NewTask::new("added", &n).unwrap();
+    let ids = db.store.insert((1_000..1_050).map(added).collect(), now).await.unwrap();
+    db.store.insert((0..50).map(new).collect(), now).await.unwrap();
+    for _ in 0..50 {
+        assert!(calls.recv().await.unwrap().1 < 50);
+    }
+    for id in ids {
+        let task = db.store.get(id.id).await.unwrap().unwrap();
+        assert_eq!((task.status, task.version), (Status::Pending, 0), "nobody has touched it");
+    }
+    let newer = prepared(&db, "newer", config("newer"), &["m", "added"], &done).await.start().await.unwrap();
+    for _ in 0..50 {
+        let (who, n) = calls.recv().await.unwrap();
+        assert_eq!((who, n >= 1_000), ("newer", true));
+    }
+    until(&db, "three share the one method", || old.shards("m").len() + newer.shards("m").len() < 64).await;
+    assert_eq!((newer.shards("added").len(), old.shards("added").len()), (64, 0));
+    older.stop().await;
+    old.stop().await;
+    until(&db, "the new one is alone", || newer.shards("m").len() == 64).await;
+    newer.stop().await;
+    assert_eq!(db.count("retry_task").await, 0);
+}
+
+/// A registry that can be out of reach.
+#[derive(Clone, Debug, Default)]
+struct Unsteady(Arc<Mutex<(bool, BTreeSet<NodeNumber>)>>);
+
+impl Unsteady {
+    fn set_down(&self, down: bool) {
+        self.0.lock().unwrap().0 = down;
+    }
+
+    fn answer<T>(&self, answer: impl FnOnce(&mut BTreeSet<NodeNumber>) -> T) -> Result<T, redrive::registry::Trouble> {
+        let mut state = self.0.lock().unwrap();
+        if state.0 { Err("out of reach".into()) } else { Ok(answer(&mut state.1)) }
+    }
+}
+
+impl Registry for Unsteady {
+    fn join<'a>(&'a self, member: &'a Member) -> Answer<'a, ()> {
+        Box::pin(async { self.answer(|all| _ = all.insert(member.number)) })
+    }
+
+    fn leave(&self) -> Answer<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn view(&self) -> Answer<'_, Vec<NodeNumber>> {
+        Box::pin(async { self.answer(|all| all.iter().copied().collect()) })
+    }
+}
+
+async fn a_node_goes_on_when_its_registry_is_gone_for_a_while_and_stops_looking_when_it_stays_gone(db: Db) {
+    let (done, mut calls) = mpsc::unbounded_channel();
+    let registry = Unsteady::default();
+    let mut settings = redrive::Settings::default();
+    settings.registry.keep_view_for = Duration::from_secs(5);
+    let builder = prepared(&db, "a", config("a"), &["m"], &done).await;
+    let a = builder.settings(settings).registry(registry.clone()).start().await.unwrap();
+    assert_eq!(a.shards("m").len(), 64);
+    registry.set_down(true);
+    for n in 0..5 {
+        a.enqueue(new(n)).await.unwrap();
+        assert_eq!(calls.recv().await, Some(("a", n)), "it goes on with the view that it has");
+    }
+    until(&db, "the view is too old", || a.shards("m").is_empty()).await;
+    let id = a.enqueue(new(5)).await.unwrap().id;
+    assert_eq!(db.store.get(id).await.unwrap().unwrap().status, Status::Pending, "enqueues go on");
+    assert!(!db.store.nodes().await.unwrap()[0].dead, "and so does the beat");
+    assert!(calls.try_recv().is_err());
+    registry.set_down(false);
+    assert_eq!(calls.recv().await, Some(("a", 5)), "it comes back by itself");
+    a.stop().await;
+    assert_eq!(db.count("retry_task").await, 0);
 }
