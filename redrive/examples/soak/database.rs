@@ -1,4 +1,5 @@
-//! The database of a run: a private server from `scripts/db` that may be killed, and plain connections to it.
+//! The database of a run: a private server from `scripts/db` that may be killed, and plain connections to it. And the
+//! registry, if it is to be one of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -46,24 +47,11 @@ impl Server {
         if self.kind == Kind::Sqlite {
             return Ok(std::fs::create_dir_all(&self.dir)?);
         }
-        self.script("start").map(|_| ())
-    }
-
-    /// What `scripts/db` prints.
-    fn script(&self, command: &str) -> anyhow::Result<String> {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/db");
-        let mut run = Command::new(script);
-        let out = run.args([command, "--stores", self.kind.name()]).arg(&self.dir).stdin(Stdio::null()).output();
-        let out = out.with_context(|| format!("running {script}"))?;
-        if !out.status.success() {
-            bail!("{script} {command}: {}", String::from_utf8_lossy(&out.stderr));
-        }
-        Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+        script("start", self.kind.name(), &self.dir)
     }
 
     pub fn port(&self) -> anyhow::Result<u16> {
-        let file = self.dir.join(self.kind.name()).join("port");
-        Ok(std::fs::read_to_string(&file).with_context(|| file.display().to_string())?.trim().parse()?)
+        Ok(noted(&self.dir, self.kind.name(), "port")?.parse()?)
     }
 
     /// Where the database of the run is, for this user by this port.
@@ -96,8 +84,8 @@ impl Server {
     /// A shutdown in good order, and a new server on the same data. PostgreSQL waits a minute for a client that is just
     /// connecting by a wire that holds its bytes back; we do not.
     pub fn restart(&self) -> anyhow::Result<()> {
-        let file = self.dir.join(self.kind.name()).join("pid");
-        signal(if self.kind == Kind::Postgres { "INT" } else { "TERM" }, std::fs::read_to_string(file)?.trim());
+        let pid = noted(&self.dir, self.kind.name(), "pid")?;
+        signal(if self.kind == Kind::Postgres { "INT" } else { "TERM" }, &pid);
         for _ in 0..PATIENCE_MS / 20 {
             if self.processes()?.is_empty() {
                 break;
@@ -126,10 +114,75 @@ impl Drop for Server {
     fn drop(&mut self) {
         if self.kind == Kind::Sqlite {
             _ = std::fs::remove_dir_all(&self.dir);
-        } else if let Err(e) = self.script("stop") {
+        } else if let Err(e) = script("stop", self.kind.name(), &self.dir) {
             eprintln!("soak: {e}");
         }
     }
+}
+
+/// A server of the Nacos protocol of our own, by which the nodes find each other; stopped and removed with this.
+#[derive(Debug)]
+pub struct Registry {
+    dir: PathBuf,
+}
+
+impl Registry {
+    pub fn start_new(dir: PathBuf) -> anyhow::Result<Self> {
+        let registry = Self { dir };
+        registry.start()?;
+        Ok(registry)
+    }
+
+    /// Also again, on the same port, after a kill.
+    pub fn start(&self) -> anyhow::Result<()> {
+        script("start", NACOS, &self.dir)
+    }
+
+    /// SIGKILL. Returns when it is gone.
+    pub fn kill(&self) -> anyhow::Result<()> {
+        let pid = noted(&self.dir, NACOS, "pid")?;
+        // A process that is not it any more, or is dead, has not our directory in its command line.
+        let file = Path::new("/proc").join(&pid).join("cmdline");
+        let dir = self.dir.to_string_lossy().into_owned();
+        while std::fs::read(&file).is_ok_and(|line| String::from_utf8_lossy(&line).contains(&dir)) {
+            signal("KILL", &pid);
+            crate::clock::rest_ms(5);
+        }
+        Ok(())
+    }
+
+    /// Where the nodes find it.
+    pub fn address(&self) -> anyhow::Result<String> {
+        Ok(format!("127.0.0.1:{}", noted(&self.dir, NACOS, "port")?))
+    }
+}
+
+const NACOS: &str = "nacos";
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        if let Err(e) = script("stop", NACOS, &self.dir) {
+            eprintln!("soak: {e}");
+        }
+    }
+}
+
+/// Has `scripts/db` do something to one of its servers.
+fn script(command: &str, store: &str, dir: &Path) -> anyhow::Result<()> {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/db");
+    let mut run = Command::new(script);
+    let out = run.args([command, "--stores", store]).arg(dir).stdin(Stdio::null()).output();
+    let out = out.with_context(|| format!("running {script}"))?;
+    if !out.status.success() {
+        bail!("{script} {command}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+    Ok(())
+}
+
+/// What `scripts/db` has noted of one of its servers: its `port`, its `pid`.
+fn noted(dir: &Path, store: &str, what: &str) -> anyhow::Result<String> {
+    let file = dir.join(store).join(what);
+    Ok(std::fs::read_to_string(&file).with_context(|| file.display().to_string())?.trim().to_owned())
 }
 
 /// Sends a signal. Fails only if the process has ended already, which is as good.
@@ -207,6 +260,32 @@ impl Raw {
             }
             Ok(all)
         })
+    }
+
+    /// The tables of tasks (`task`), or of what has ended (`archive`): the single one, and those of months.
+    pub async fn tables(&mut self, kind: &str) -> anyhow::Result<Vec<String>> {
+        let single = format!("retry_{kind}");
+        let noted = self.rows(&format!("SELECT name FROM redrive_table WHERE kind = '{kind}'")).await?;
+        let monthly = noted.iter().map(|row| row[0].text().to_owned()).filter(|name| *name != single);
+        Ok([single.clone()].into_iter().chain(monthly).collect())
+    }
+
+    /// The rows of a query on each of these tables, which it calls `{table}`.
+    pub async fn rows_of(&mut self, kind: &str, sql: &str) -> anyhow::Result<Vec<Vec<Value>>> {
+        let mut all = Vec::new();
+        for table in self.tables(kind).await? {
+            all.extend(self.rows(&sql.replace("{table}", &table)).await?);
+        }
+        Ok(all)
+    }
+
+    /// How many tasks are in the queue.
+    pub async fn count_tasks(&mut self) -> anyhow::Result<i64> {
+        let mut sum = 0;
+        for table in self.tables("task").await? {
+            sum += self.count(&table).await?;
+        }
+        Ok(sum)
     }
 
     pub async fn count(&mut self, table: &str) -> anyhow::Result<i64> {

@@ -34,6 +34,11 @@ pub enum Action {
     /// The server is killed, or shut down, and started again.
     Crash,
     Restart,
+    /// The registry is killed, and started again.
+    KillRegistry,
+    StartRegistry,
+    /// From now on there are to be so many nodes.
+    Change(usize),
 }
 
 impl fmt::Display for Action {
@@ -56,6 +61,9 @@ impl fmt::Display for Action {
             Self::MendAll => f.write_str("mend everybody"),
             Self::Crash => f.write_str("kill -9 the database"),
             Self::Restart => f.write_str("restart the database"),
+            Self::KillRegistry => f.write_str("kill -9 the registry"),
+            Self::StartRegistry => f.write_str("start the registry"),
+            Self::Change(nodes) => write!(f, "{nodes} nodes from now on"),
         }
     }
 }
@@ -75,13 +83,21 @@ impl Action {
             Self::CutAll => "cuts of all",
             Self::Crash => "database kills",
             Self::Restart => "database restarts",
+            Self::KillRegistry => "registry kills",
+            Self::Change(_) => "changes of the number of nodes",
             Self::Spawn(_, offset) if offset != 0 => "clock offsets",
-            Self::Spawn(..) | Self::Thaw(_) | Self::Sever(_) | Self::Mend(_) | Self::MendAll => return None,
+            Self::Spawn(..) | Self::Thaw(_) | Self::Sever(_) | Self::Mend(_) => return None,
+            Self::MendAll | Self::StartRegistry => return None,
         })
     }
 
     fn is_global(self) -> bool {
         matches!(self, Self::CutAll | Self::Crash | Self::Restart)
+    }
+
+    /// Whether it is done to no node.
+    fn needs_no_node(self) -> bool {
+        self.is_global() || self == Self::KillRegistry
     }
 
     fn needs_server(self) -> bool {
@@ -97,14 +113,23 @@ const CALM_MS: u64 = 4_000;
 /// A node is given this long after a fault before the next one.
 const RECOVERY_MS: u64 = 1_000;
 
+/// What there is beside nodes that can have faults.
+#[derive(Clone, Copy, Debug)]
+pub struct Ground {
+    /// The database is a server.
+    pub server: bool,
+    /// There is a registry of its own.
+    pub registry: bool,
+}
+
 /// All that happens in a run. Everything that begins also ends, before the run does.
-pub fn schedule(seed: u64, run_ms: u64, nodes: usize, has_server: bool) -> Vec<Timed> {
+pub fn schedule(seed: u64, run_ms: u64, nodes: usize, ground: Ground) -> Vec<Timed> {
     let mut planner = Planner {
         chance: Chance::new(seed, "faults"),
         bag: Vec::new(),
         busy_until: vec![0; nodes],
         all_busy_until: 0,
-        has_server,
+        ground,
         actions: Vec::new(),
     };
     let mut at = 2_000;
@@ -118,12 +143,42 @@ pub fn schedule(seed: u64, run_ms: u64, nodes: usize, has_server: bool) -> Vec<T
     planner.actions
 }
 
+/// How many nodes there are in each quarter of a run in which they come and go.
+pub const CHURN: [usize; 4] = [1, 8, 9, 3];
+/// No other fault so long before and after a change of their number: what comes of it is to be measured.
+const BEFORE_MS: u64 = 3_000;
+const AFTER_MS: u64 = 3_000;
+
+/// All that happens in such a run: the changes, and in each quarter faults among the nodes that there are.
+pub fn churn(seed: u64, run_ms: u64, ground: Ground, calm: bool) -> Vec<Timed> {
+    let quarter = run_ms / CHURN.len() as u64;
+    let mut actions = Vec::new();
+    for (i, nodes) in CHURN.into_iter().enumerate() {
+        let (from, length) = (quarter * i as u64, quarter.saturating_sub(BEFORE_MS + AFTER_MS));
+        if i > 0 {
+            actions.extend(change(CHURN[i - 1], nodes).into_iter().map(|action| (from, action)));
+        }
+        if !calm {
+            let faults = schedule(seed + i as u64, length, nodes, ground);
+            actions.extend(faults.into_iter().map(|(at, action)| (from + AFTER_MS + at, action)));
+        }
+    }
+    actions
+}
+
+/// Those who come all come at once; of those who go every other one is killed, and the others leave.
+fn change(before: usize, nodes: usize) -> Vec<Action> {
+    let come = (before..nodes).map(|n| Action::Spawn(n, 0));
+    let go = (nodes..before).map(|n| if n % 2 == 0 { Action::Kill(n) } else { Action::Leave(n) });
+    [Action::Change(nodes)].into_iter().chain(come).chain(go).collect()
+}
+
 struct Planner {
     chance: Chance,
     bag: Vec<usize>,
     busy_until: Vec<u64>,
     all_busy_until: u64,
-    has_server: bool,
+    ground: Ground,
     actions: Vec<Timed>,
 }
 
@@ -141,20 +196,23 @@ impl Planner {
         for i in (0..self.bag.len()).rev() {
             let fault = self.fault(self.bag[i], node.unwrap_or(0));
             let (Some((_, first)), Some((lasts, _))) = (fault.first(), fault.last()) else { continue };
-            let possible = at + lasts <= latest && (node.is_some() || first.is_global());
-            if first.needs_server() && !self.has_server {
+            let possible = at + lasts <= latest && (node.is_some() || first.needs_no_node());
+            let missing =
+                first.needs_server() && !self.ground.server || *first == Action::KillRegistry && !self.ground.registry;
+            if missing {
                 self.bag.remove(i);
             } else if possible {
                 self.bag.remove(i);
-                return self.happens(at, node, first.is_global(), &fault);
+                return self.happens(at, node, *first, &fault);
             }
         }
     }
 
-    fn happens(&mut self, at: u64, node: Option<usize>, is_global: bool, fault: &[Timed]) {
+    fn happens(&mut self, at: u64, node: Option<usize>, first: Action, fault: &[Timed]) {
         let until = at + fault.last().map_or(0, |(after, _)| *after) + RECOVERY_MS;
         match node {
-            _ if is_global => self.all_busy_until = until + RECOVERY_MS,
+            _ if first.is_global() => self.all_busy_until = until + RECOVERY_MS,
+            _ if first.needs_no_node() => {} // the registry: others go on meanwhile
             Some(node) => self.busy_until[node] = until,
             None => {}
         }
@@ -189,10 +247,11 @@ impl Planner {
             8 => vec![(0, Action::Crash)],
             9 => vec![(0, Action::Restart)],
             10 => vec![(0, Action::Lose(node)), (short, Action::Sever(node))],
+            11 => vec![(0, Action::KillRegistry), (middle, Action::StartRegistry)],
             // What the run is most about: writes that arrive after their sender was declared dead.
             _ => hold(true, false),
         }
     }
 }
 
-const KINDS: usize = 13;
+const KINDS: usize = 14;
