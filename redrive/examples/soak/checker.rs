@@ -66,7 +66,7 @@ pub fn check(evidence: &Evidence) -> Report {
         checker.wrong("process", None, complaint.clone());
     }
     for wait in evidence.waits.iter().filter(|wait| wait.is_too_long()) {
-        let said = format!("after {}, it took {:.1} beats until each was one node's", wait.cause, wait.beats());
+        let said = format!("after {}, it took {:.1} beats until each was one node's", wait.cause, wait.beats);
         checker.wrong("shards", None, said);
     }
     if evidence.stray_keys > 0 {
@@ -480,18 +480,18 @@ fn line(figure: &str, count: u64) {
     println!("{figure:<32} {count:>16}");
 }
 
-/// How long it took at the most until all shards were owned again, for each number of nodes.
+/// How long it took at the most until all shards were owned again, for each number of nodes, and in the wake of harm.
 fn print_waits(waits: &[Wait]) {
-    let mut longest: Vec<&Wait> = Vec::new();
+    let mut longest: BTreeMap<String, &Wait> = BTreeMap::new();
     for wait in waits {
-        match longest.iter_mut().find(|longest| longest.nodes == wait.nodes) {
-            Some(longest) if longest.took < wait.took => *longest = wait,
-            Some(_) => {}
-            None => longest.push(wait),
+        let when = if wait.after_harm { "after harm".to_owned() } else { format!("{} nodes", wait.nodes) };
+        let longest = longest.entry(when).or_insert(wait);
+        if longest.took < wait.took {
+            *longest = wait;
         }
     }
-    for wait in longest {
-        let figure = format!("ms until owned again, {} nodes", wait.nodes);
-        println!("{figure:<32} {:>16}    {:.1} beats, after {}", wait.took / 1_000, wait.beats(), wait.cause);
+    for (when, wait) in longest {
+        let figure = format!("ms until owned again, {when}");
+        println!("{figure:<32} {:>16}    {:.1} beats, {}", wait.took / 1_000, wait.beats, wait.cause);
     }
 }

@@ -120,6 +120,8 @@ pub struct Ground {
     pub server: bool,
     /// There is a registry of its own.
     pub registry: bool,
+    /// How long the nodes' leases are.
+    pub lease_ms: u64,
 }
 
 /// All that happens in a run. Everything that begins also ends, before the run does.
@@ -146,7 +148,7 @@ pub fn schedule(seed: u64, run_ms: u64, nodes: usize, ground: Ground) -> Vec<Tim
 /// How many nodes there are in each quarter of a run in which they come and go.
 pub const CHURN: [usize; 4] = [1, 8, 9, 3];
 /// No other fault so long before and after a change of their number: what comes of it is to be measured.
-const BEFORE_MS: u64 = 3_000;
+const BEFORE_MS: u64 = 5_000;
 const AFTER_MS: u64 = 3_000;
 
 /// All that happens in such a run: the changes, and in each quarter faults among the nodes that there are.
@@ -230,7 +232,8 @@ impl Planner {
     fn fault(&mut self, kind: usize, node: usize) -> Vec<Timed> {
         let chance = &mut self.chance;
         let (short, middle) = (chance.between(100, 2_000), chance.between(500, 2_500));
-        let longer_than_lease = chance.between(3_600, 6_000);
+        let lease = self.ground.lease_ms;
+        let longer_than_lease = chance.between(lease * 6 / 5, lease * 2);
         let offset = chance.between(5_000, 30_000) as i64 * if chance.percent(50) { 1 } else { -1 };
         let hold = |requests, answers| {
             vec![(0, Action::Hold(node, requests, answers)), (longer_than_lease, Action::Mend(node))]

@@ -44,6 +44,9 @@ pub struct Node {
     /// Where chance comes from.
     #[arg(long)]
     pub seed: u64,
+    /// How often it beats; other times follow from that.
+    #[arg(long)]
+    pub beat_ms: u64,
     /// How far redrive's clock is off at first.
     #[arg(long, allow_hyphen_values = true)]
     pub offset_ms: i64,
@@ -55,19 +58,16 @@ pub struct Node {
     pub bug: Option<Bug>,
 }
 
-/// How often a node beats.
-pub const BEAT: Duration = Duration::from_millis(500);
 /// How often a node looks which shards are its own.
-const LOOK_MS: u64 = 10;
+const LOOK_MS: u64 = 20;
 
 /// The settings of every node: short times, so that leases end and dead nodes are noticed many times in a run.
-fn config(name: &str) -> EngineConfig {
-    let ms = Duration::from_millis;
+fn config(name: &str, beat: Duration) -> EngineConfig {
     let mut config = EngineConfig::default();
     config.name = format!("node-{name}");
     config.concurrency = 64;
-    (config.lease, config.margin, config.beat_interval) = (ms(3_000), ms(1_000), BEAT);
-    (config.scan_interval, config.sweep_interval, config.grace) = (ms(500), ms(2_000), ms(5_000));
+    (config.lease, config.margin, config.beat_interval) = (beat * 6, beat * 2, beat);
+    (config.scan_interval, config.sweep_interval, config.grace) = (beat, beat * 4, beat * 10);
     config
 }
 
@@ -127,7 +127,9 @@ impl Node {
         (options.max_connections, options.migrate) = (12, false);
         let store = Store::open_with(&self.url, options).await?;
         let now = store.now().await?;
-        let mut builder = Engine::builder(store).config(config(&self.name())).settings(self.settings());
+        let mut builder = Engine::builder(store)
+            .config(config(&self.name(), Duration::from_millis(self.beat_ms)))
+            .settings(self.settings());
         if self.offset_ms != 0 {
             builder = builder.clock(Clock::starting_at(Timestamp::from_millis(now.as_millis() + self.offset_ms)));
         }

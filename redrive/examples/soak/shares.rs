@@ -8,8 +8,9 @@
 //! but others may have its shards before (a registry may notice that its connection is gone). A node that has a number and
 //! has not said yet what is its own is waited for.
 //!
-//! *Failure.* While a wire, a process or a server is being done harm, nothing is expected. A time counts from the last cause:
-//! a join, a leave, a fence, the end of harm.
+//! *Failure.* A time counts from the last cause: a join, a leave, a fence. While a wire, a process or a server is being done harm,
+//! nothing is expected. For a while after it nodes connect anew, find themselves dead and take new numbers: how long
+//! that takes is told, not judged. Around a change of the number of nodes there is no such harm.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -17,12 +18,12 @@ use crate::clock;
 use crate::evidence::Evidence;
 use crate::faults::Action;
 use crate::ledger::Event;
-use crate::node::BEAT;
 
 /// It may take so many beats.
 pub const MOST_BEATS: u64 = 3;
-const BEAT_US: u64 = BEAT.as_millis() as u64 * 1_000;
 const SHARDS: usize = 64;
+/// So long after harm nothing is judged.
+const RECOVERY_US: u64 = 4_500_000;
 
 /// What the conductor did.
 #[derive(Clone, Debug)]
@@ -48,19 +49,19 @@ impl Did {
 pub struct Wait {
     /// How long, in microseconds, since the last cause.
     pub took: u64,
+    /// The same in beats.
+    pub beats: f64,
     /// What that was.
     pub cause: String,
     /// How many nodes there were to be.
     pub nodes: usize,
+    /// It was in the wake of harm that was done.
+    pub after_harm: bool,
 }
 
 impl Wait {
-    pub fn beats(&self) -> f64 {
-        self.took as f64 / BEAT_US as f64
-    }
-
     pub fn is_too_long(&self) -> bool {
-        self.took > MOST_BEATS * BEAT_US
+        self.beats > MOST_BEATS as f64 && !self.after_harm
     }
 }
 
@@ -81,14 +82,15 @@ enum Moment<'e> {
     Change(usize),
 }
 
-/// All waits of a run until `end`, from when the shards were shared for the first time.
-pub fn measure(e: &Evidence, did: &[Did], nodes: usize, end: u64) -> Vec<Wait> {
-    let mut eye = Eye { nodes, ..Eye::default() };
+/// All waits of a run until `end`, from when the shards were shared for the first time; and what is wrong with the measuring: there
+/// must have been as many nodes as there were to be, and all shards theirs, at some time after each change.
+pub fn measure(e: &Evidence, did: &[Did], beat_ms: u64, nodes: usize, end: u64) -> (Vec<Wait>, Vec<String>) {
+    let mut eye = Eye { nodes, beat: beat_ms * 1_000, ..Eye::default() };
     for (t, moment) in moments(e, did).into_iter().filter(|(t, _)| *t < end) {
         eye.see(t, moment);
     }
     eye.end(end);
-    eye.waits
+    (eye.waits, eye.missed)
 }
 
 fn moments<'e>(e: &'e Evidence, did: &'e [Did]) -> Vec<(u64, Moment<'e>)> {
@@ -137,6 +139,8 @@ fn of_action(did: &Did) -> Vec<(u64, Moment<'_>)> {
 #[derive(Default)]
 struct Eye {
     nodes: usize,
+    /// In microseconds.
+    beat: u64,
     /// What each process says that it has.
     shares: BTreeMap<String, Share>,
     killed: HashSet<String>,
@@ -145,12 +149,16 @@ struct Eye {
     /// Numbers that have not said yet what they have.
     joining: HashSet<i64>,
     harm: u32,
+    healed: u64,
     /// The last cause.
     cause: (u64, String),
     /// Not shared since then. Before the first time it is nobody's fault.
     since: Option<u64>,
     has_begun: bool,
+    /// All nodes that there were to be have shared.
+    is_complete: bool,
     waits: Vec<Wait>,
+    missed: Vec<String>,
 }
 
 struct Share {
@@ -184,9 +192,12 @@ impl Eye {
             Moment::Harm => self.harm += 1,
             Moment::Healed(what) => {
                 self.harm = self.harm.saturating_sub(1);
-                self.cause = (t, what);
+                (self.healed, self.cause) = (t, (t, what));
             }
-            Moment::Change(nodes) => self.nodes = nodes,
+            Moment::Change(nodes) => {
+                self.complain_if_incomplete();
+                (self.nodes, self.is_complete) = (nodes, false);
+            }
         }
         self.judge(t);
     }
@@ -197,7 +208,9 @@ impl Eye {
     }
 
     fn judge(&mut self, t: u64) {
-        match (self.is_shared(), self.since) {
+        let is_shared = self.is_shared();
+        self.is_complete |= is_shared && self.living().count() == self.nodes;
+        match (is_shared, self.since) {
             (true, Some(since)) if self.has_begun => self.note(since, t),
             (true, _) => (self.has_begun, self.since) = (true, None),
             (false, None) => self.since = Some(t),
@@ -209,9 +222,18 @@ impl Eye {
         self.since = None;
         let (cause, what) = &self.cause;
         // What flickers shortly after a cause is still of that cause.
-        let from = if cause + MOST_BEATS * BEAT_US >= since { *cause } else { since };
+        let from = if cause + MOST_BEATS * self.beat >= since { *cause } else { since };
+        let after_harm = from < self.healed + RECOVERY_US;
         if self.harm == 0 {
-            self.waits.push(Wait { took: t.saturating_sub(from), cause: what.clone(), nodes: self.nodes });
+            let (took, cause) = (t.saturating_sub(from), what.clone());
+            let beats = took as f64 / self.beat as f64;
+            self.waits.push(Wait { took, beats, cause, nodes: self.nodes, after_harm });
+        }
+    }
+
+    fn complain_if_incomplete(&mut self) {
+        if !self.is_complete {
+            self.missed.push(format!("there was no time when {} nodes shared all shards", self.nodes));
         }
     }
 
@@ -220,6 +242,17 @@ impl Eye {
         if let Some(since) = self.since.filter(|_| self.has_begun) {
             self.note(since, end);
         }
+        self.complain_if_incomplete();
+    }
+
+    /// The processes that have something, and are there.
+    fn living(&self) -> impl Iterator<Item = &Share> {
+        let is_there = |process: &String| !self.left.contains(process) && !self.killed.contains(process);
+        self.shares
+            .iter()
+            .filter(move |(process, _)| is_there(process))
+            .map(|(_, share)| share)
+            .filter(|share| !self.fenced.contains(&share.number) && !share.shards.is_empty())
     }
 
     fn is_shared(&self) -> bool {
