@@ -83,9 +83,9 @@ enum Moment<'e> {
 }
 
 /// All waits of a run until `end`, from when the shards were shared for the first time; and what is wrong with the measuring: there
-/// must have been as many nodes as there were to be, and all shards theirs, at some time after each change.
+/// must have been as many nodes as there were to be, and all shards theirs, at some time after each change, and a time to judge.
 pub fn measure(e: &Evidence, did: &[Did], beat_ms: u64, nodes: usize, end: u64) -> (Vec<Wait>, Vec<String>) {
-    let mut eye = Eye { nodes, beat: beat_ms * 1_000, ..Eye::default() };
+    let mut eye = Eye { nodes, beat: beat_ms * 1_000, is_judged: true, ..Eye::default() };
     for (t, moment) in moments(e, did).into_iter().filter(|(t, _)| *t < end) {
         eye.see(t, moment);
     }
@@ -157,6 +157,8 @@ struct Eye {
     has_begun: bool,
     /// All nodes that there were to be have shared.
     is_complete: bool,
+    /// Since the number of nodes changed there was a time to judge.
+    is_judged: bool,
     waits: Vec<Wait>,
     missed: Vec<String>,
 }
@@ -196,7 +198,7 @@ impl Eye {
             }
             Moment::Change(nodes) => {
                 self.complain_if_incomplete();
-                (self.nodes, self.is_complete) = (nodes, false);
+                (self.nodes, self.is_complete, self.is_judged) = (nodes, false, false);
             }
         }
         self.judge(t);
@@ -225,6 +227,7 @@ impl Eye {
         let from = if cause + MOST_BEATS * self.beat >= since { *cause } else { since };
         let after_harm = from < self.healed + RECOVERY_US;
         if self.harm == 0 {
+            self.is_judged |= !after_harm;
             let (took, cause) = (t.saturating_sub(from), what.clone());
             let beats = took as f64 / self.beat as f64;
             self.waits.push(Wait { took, beats, cause, nodes: self.nodes, after_harm });
@@ -234,6 +237,9 @@ impl Eye {
     fn complain_if_incomplete(&mut self) {
         if !self.is_complete {
             self.missed.push(format!("there was no time when {} nodes shared all shards", self.nodes));
+        }
+        if !self.is_judged {
+            self.missed.push(format!("how soon {} nodes shared all shards could not be measured", self.nodes));
         }
     }
 
