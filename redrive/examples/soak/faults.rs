@@ -147,32 +147,38 @@ pub fn schedule(seed: u64, run_ms: u64, nodes: usize, ground: Ground) -> Vec<Tim
 
 /// How many nodes there are in each quarter of a run in which they come and go.
 pub const CHURN: [usize; 4] = [1, 8, 9, 3];
-/// No other fault so long before and after a change of their number: what comes of it is to be measured.
+/// No other fault so long before a change of their number, and after its last step: what comes of it is to be measured.
 const BEFORE_MS: u64 = 5_000;
 const AFTER_MS: u64 = 3_000;
+/// Those who are killed are killed so long after others were told to leave.
+const KILL_AFTER_MS: u64 = 4_000;
 
 /// All that happens in such a run: the changes, and in each quarter faults among the nodes that there are.
 pub fn churn(seed: u64, run_ms: u64, ground: Ground, calm: bool) -> Vec<Timed> {
     let quarter = run_ms / CHURN.len() as u64;
     let mut actions = Vec::new();
     for (i, nodes) in CHURN.into_iter().enumerate() {
-        let (from, length) = (quarter * i as u64, quarter.saturating_sub(BEFORE_MS + AFTER_MS));
-        if i > 0 {
-            actions.extend(change(CHURN[i - 1], nodes).into_iter().map(|action| (from, action)));
-        }
+        let from = quarter * i as u64;
+        let changes = if i > 0 { change(CHURN[i - 1], nodes) } else { Vec::new() };
+        // Others know of a kill a lease later.
+        let is_done =
+            changes.last().map_or(0, |(after, _)| if *after > 0 { after + ground.lease_ms } else { AFTER_MS });
+        let before = if i + 1 < CHURN.len() { BEFORE_MS } else { 0 };
+        actions.extend(changes.into_iter().map(|(after, action)| (from + after, action)));
         if !calm {
-            let faults = schedule(seed + i as u64, length, nodes, ground);
-            actions.extend(faults.into_iter().map(|(at, action)| (from + AFTER_MS + at, action)));
+            let faults = schedule(seed + i as u64, quarter.saturating_sub(is_done + before), nodes, ground);
+            actions.extend(faults.into_iter().map(|(at, action)| (from + is_done + at, action)));
         }
     }
     actions
 }
 
-/// Those who come all come at once; of those who go every other one is killed, and the others leave.
-fn change(before: usize, nodes: usize) -> Vec<Action> {
-    let come = (before..nodes).map(|n| Action::Spawn(n, 0));
-    let go = (nodes..before).map(|n| if n % 2 == 0 { Action::Kill(n) } else { Action::Leave(n) });
-    [Action::Change(nodes)].into_iter().chain(come).chain(go).collect()
+/// Those who come all come at once; of those who go every other one leaves, and the others are killed a little later.
+fn change(before: usize, nodes: usize) -> Vec<Timed> {
+    let come = (before..nodes).map(|n| (0, Action::Spawn(n, 0)));
+    let leave = (nodes..before).step_by(2).map(|n| (0, Action::Leave(n)));
+    let die = (nodes..before).skip(1).step_by(2).map(|n| (KILL_AFTER_MS, Action::Kill(n)));
+    [(0, Action::Change(nodes))].into_iter().chain(come).chain(leave).chain(die).collect()
 }
 
 struct Planner {

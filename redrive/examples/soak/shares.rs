@@ -4,15 +4,15 @@
 //! a join or declared a node dead, in the order of time.
 //!
 //! *Invariants.* The shards of a lane are shared as they should be when each is that of one process. One that was told to leave
-//! counts no more from that moment on. One that was killed counts until it is declared dead, for nobody can know of it sooner;
-//! but others may have its shards before (a registry may notice that its connection is gone). A node that has a number and
-//! has not said yet what is its own is waited for.
+//! counts no more from that moment on. Of one that was killed nobody can know before it is declared dead: until then shards
+//! may be nobody's, for the others think they are its; but none may be that of two. A node that has a number and has not said yet
+//! what is its own is waited for.
 //!
 //! *Failure.* A time counts from the last cause: a join, a leave, a fence. While a wire, a process or a server is being done harm,
 //! nothing is expected. For a while after it nodes connect anew, find themselves dead and take new numbers: how long
 //! that takes is told, not judged. Around a change of the number of nodes there is no such harm.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 use crate::clock;
 use crate::evidence::Evidence;
@@ -262,17 +262,14 @@ impl Eye {
     }
 
     fn is_shared(&self) -> bool {
-        let mut owners: HashMap<u8, (u32, u32)> = HashMap::new();
-        for (process, share) in &self.shares {
-            if self.left.contains(process) || self.fenced.contains(&share.number) {
-                continue;
-            }
-            for shard in &share.shards {
-                let (living, killed) = owners.entry(*shard).or_default();
-                *if self.killed.contains(process) { killed } else { living } += 1;
-            }
+        let is_dead =
+            |process: &String, share: &Share| self.killed.contains(process) && !self.fenced.contains(&share.number);
+        let is_one_unnoticed = self.shares.iter().any(|(process, share)| is_dead(process, share));
+        let mut owners = [0; SHARDS];
+        for shard in self.living().flat_map(|share| &share.shards) {
+            owners[usize::from(*shard) % SHARDS] += 1;
         }
-        let is_somebodys = |(living, killed): &(u32, u32)| *living == 1 || (*living == 0 && *killed > 0);
-        self.joining.is_empty() && owners.len() == SHARDS && owners.values().all(is_somebodys)
+        let is_right = |owners: &u32| *owners == 1 || (*owners == 0 && is_one_unnoticed);
+        self.joining.is_empty() && owners.iter().all(is_right)
     }
 }
