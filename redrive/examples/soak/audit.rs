@@ -54,6 +54,13 @@ pub struct Fence {
     pub left: bool,
 }
 
+/// A node that got a number.
+#[derive(Clone, Copy, Debug)]
+pub struct Join {
+    pub number: i64,
+    pub at: i64,
+}
+
 const STATE: [(&str, &str); 6] = [
     ("status", "status"),
     ("version", "version"),
@@ -66,8 +73,23 @@ const STATE: [(&str, &str); 6] = [
 /// Makes the witness and the business table.
 pub async fn install(kind: Kind, db: &mut Raw) -> anyhow::Result<()> {
     db.run(&tables(kind)).await?;
-    for sql in triggers(kind) {
-        db.run(&sql).await?;
+    let fenced =
+        format!("INSERT INTO soak_fence (number, at, leaving) VALUES (NEW.number, {}, NEW.leaving)", now(kind));
+    let joined = format!("INSERT INTO soak_join (number, at) VALUES (NEW.number, {})", now(kind));
+    let died = "OLD.dead = 0 AND NEW.dead = 1";
+    db.run(&trigger(kind, "soak_fenced", "UPDATE", "redrive_node", died, &fenced)).await?;
+    db.run(&trigger(kind, "soak_joined", "INSERT", "redrive_node", "1 = 1", &joined)).await?;
+    let tasks = db.tables("task").await?;
+    watch(kind, db, &tasks).await
+}
+
+/// Watches these tables of tasks. Can be repeated, and misses what is done to them meanwhile.
+pub async fn watch(kind: Kind, db: &mut Raw, tables: &[String]) -> anyhow::Result<()> {
+    for table in tables {
+        for op in ["INSERT", "UPDATE", "DELETE"] {
+            let name = format!("soak_{}_{table}", op.to_lowercase());
+            db.run(&trigger(kind, &name, op, table, "1 = 1", &note(kind, op))).await?;
+        }
     }
     Ok(())
 }
@@ -83,6 +105,7 @@ fn tables(kind: Kind) -> String {
         "CREATE TABLE soak_audit (seq {seq}, op VARCHAR(1) NOT NULL, id BIGINT NOT NULL, {states},
            alive BIGINT NOT NULL, at BIGINT NOT NULL, began BIGINT, who VARCHAR(100), params TEXT);
          CREATE TABLE soak_fence (seq {seq}, number BIGINT NOT NULL, at BIGINT NOT NULL, leaving BIGINT NOT NULL);
+         CREATE TABLE soak_join (seq {seq}, number BIGINT NOT NULL, at BIGINT NOT NULL);
          CREATE TABLE soak_business (n VARCHAR(100) PRIMARY KEY)"
     )
 }
@@ -132,28 +155,24 @@ fn now(kind: Kind) -> &'static str {
     }
 }
 
-fn triggers(kind: Kind) -> Vec<String> {
-    let mut all: Vec<String> = ["INSERT", "UPDATE", "DELETE"]
-        .iter()
-        .map(|op| trigger(kind, &format!("soak_{}", op.to_lowercase()), op, "retry_task", "1 = 1", &note(kind, op)))
-        .collect();
-    let fenced =
-        format!("INSERT INTO soak_fence (number, at, leaving) VALUES (NEW.number, {}, NEW.leaving)", now(kind));
-    all.push(trigger(kind, "soak_fenced", "UPDATE", "redrive_node", "OLD.dead = 0 AND NEW.dead = 1", &fenced));
-    all
-}
-
 fn trigger(kind: Kind, name: &str, op: &str, table: &str, when: &str, body: &str) -> String {
     match kind {
         Kind::Postgres => format!(
-            "CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body}; RETURN NULL; END $$;
+            "CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body}; RETURN NULL; END $$;
+             DROP TRIGGER IF EXISTS {name} ON {table};
              CREATE TRIGGER {name} AFTER {op} ON {table} FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION {name}()"
         ),
         Kind::Mysql => {
-            format!("CREATE TRIGGER {name} AFTER {op} ON {table} FOR EACH ROW IF {when} THEN {body}; END IF")
+            format!(
+                "DROP TRIGGER IF EXISTS {name};
+                 CREATE TRIGGER {name} AFTER {op} ON {table} FOR EACH ROW IF {when} THEN {body}; END IF"
+            )
         }
         Kind::Sqlite => {
-            format!("CREATE TRIGGER {name} AFTER {op} ON {table} FOR EACH ROW WHEN {when} BEGIN {body}; END")
+            format!(
+                "DROP TRIGGER IF EXISTS {name};
+                 CREATE TRIGGER {name} AFTER {op} ON {table} FOR EACH ROW WHEN {when} BEGIN {body}; END"
+            )
         }
     }
 }
@@ -195,4 +214,9 @@ pub async fn read_fences(db: &mut Raw) -> anyhow::Result<Vec<Fence>> {
     let rows = db.rows("SELECT number, at, leaving FROM soak_fence ORDER BY seq").await?;
     let fence = |row: &Vec<Value>| Some(Fence { number: row[0].int()?, at: row[1].int()?, left: row[2].int()? == 1 });
     Ok(rows.iter().filter_map(fence).collect())
+}
+
+pub async fn read_joins(db: &mut Raw) -> anyhow::Result<Vec<Join>> {
+    let rows = db.rows("SELECT number, at FROM soak_join ORDER BY seq").await?;
+    Ok(rows.iter().filter_map(|row| Some(Join { number: row[0].int()?, at: row[1].int()? })).collect())
 }

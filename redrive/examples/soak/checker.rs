@@ -13,6 +13,7 @@
 //! - **end**: each task ended as its plan says, and the queue is empty.
 //! - **answer**: what was acknowledged is there, under one id; one id a key; nothing is there that nobody asked for.
 //! - **transaction**: a business row is there if and only if its task was; of what was rolled back neither.
+//! - **shards**, where the number of nodes changes: all are owned again in time, each by one node.
 //! - **time**: no attempt before its task was due, by the clock of the node that made it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -24,6 +25,7 @@ use crate::database::Kind;
 use crate::evidence::{Answer, Ask, Attempt, Evidence};
 use crate::ledger::{Ending, Outcome};
 use crate::plan::{Call, End, Step};
+use crate::shares::Wait;
 
 /// A fence is noted a moment before it is committed: a transaction that began in between may not have seen it.
 const FENCE_SLACK_MS: i64 = 500;
@@ -62,6 +64,10 @@ pub fn check(evidence: &Evidence) -> Report {
     let mut checker = Checker { e: evidence, ids: HashMap::new(), report: Report::default() };
     for complaint in &evidence.complaints {
         checker.wrong("process", None, complaint.clone());
+    }
+    for wait in evidence.waits.iter().filter(|wait| wait.is_too_long()) {
+        let said = format!("after {}, it took {:.1} beats until each was one node's", wait.cause, wait.beats);
+        checker.wrong("shards", None, said);
     }
     if evidence.stray_keys > 0 {
         checker.wrong("end", None, format!("{} keys are held by nobody", evidence.stray_keys));
@@ -431,6 +437,7 @@ impl Report {
         by_rule.iter().for_each(|(rule, all)| line(&format!("violations of {rule}"), all.len() as u64));
         self.figures.iter().for_each(|(figure, count)| line(figure, *count));
         faults.iter().for_each(|(fault, count)| line(fault, (*count).into()));
+        print_waits(&evidence.waits);
         line("violations", self.violations.len() as u64);
         line("seed", seed);
     }
@@ -471,4 +478,20 @@ impl fmt::Display for Violation {
 
 fn line(figure: &str, count: u64) {
     println!("{figure:<32} {count:>16}");
+}
+
+/// How long it took at the most until all shards were owned again, for each number of nodes, and in the wake of harm.
+fn print_waits(waits: &[Wait]) {
+    let mut longest: BTreeMap<String, &Wait> = BTreeMap::new();
+    for wait in waits {
+        let when = if wait.after_harm { "after harm".to_owned() } else { format!("{} nodes", wait.nodes) };
+        let longest = longest.entry(when).or_insert(wait);
+        if longest.took < wait.took {
+            *longest = wait;
+        }
+    }
+    for (when, wait) in longest {
+        let figure = format!("ms until owned again, {when}");
+        println!("{figure:<32} {:>16}    {:.1} beats, {}", wait.took / 1_000, wait.beats, wait.cause);
+    }
 }

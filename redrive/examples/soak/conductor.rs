@@ -11,16 +11,19 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use redrive::{Store, TaskId};
+use redrive::store::Layout;
+use redrive::{Store, StoreOptions, TaskId};
 use tokio::process::{Child, ChildStdin, Command};
 
 use crate::clock::{self, pause_ms};
-use crate::database::{Kind, Raw, Server, signal};
+use crate::database::{Kind, Raw, Registry, Server, signal};
 use crate::evidence::Evidence;
-use crate::faults::{Action, SERVER_DEAD, schedule};
+use crate::faults::{Action, CHURN, Ground, SERVER_DEAD, Timed, churn, schedule};
 use crate::ledger::{Event, Ledger};
 use crate::node::Bug;
 use crate::proxy::Proxy;
+use crate::shares::{self, Did};
+use crate::switch::Switch;
 use crate::{audit, checker, failover};
 
 /// How long the healed nodes may take to empty the queue.
@@ -42,9 +45,18 @@ pub struct Run {
     #[arg(long, value_enum, default_value = "postgres")]
     pub database: Kind,
     /// How many nodes.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=20))]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=20), conflicts_with = "churn")]
     pub nodes: u32,
-    /// Tasks that each node enqueues a second. Default: 150, on MySQL 100, on SQLite 40.
+    /// The number of nodes changes: 1, 8, 9, 3, each for a quarter of the time.
+    #[arg(long)]
+    pub churn: bool,
+    /// How tasks are spread over tables.
+    #[arg(long, value_enum, default_value = "single")]
+    pub layout: Tables,
+    /// How the nodes find each other.
+    #[arg(long, value_enum, default_value = "database")]
+    pub registry: Finding,
+    /// Tasks that each node enqueues a second. Default: 150, on MySQL 100, on SQLite 40; with --churn a fifth of that.
     #[arg(long)]
     pub rate: Option<u64>,
     /// Make this mistake in every node; the checker must find it.
@@ -64,6 +76,25 @@ pub struct Run {
     pub dir: PathBuf,
 }
 
+/// How tasks are spread over tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Tables {
+    Single,
+    Monthly,
+    /// First single; in the middle of the run it goes monthly.
+    Switch,
+}
+
+/// How the nodes find each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Finding {
+    Database,
+    Nacos,
+}
+
+/// So many tables a month.
+pub const TABLES: u8 = 2;
+
 impl Run {
     /// Whether the checker found nothing wrong.
     pub async fn run(self) -> anyhow::Result<bool> {
@@ -80,26 +111,82 @@ impl Run {
         if self.cluster && self.database == Kind::Sqlite {
             bail!("SQLite has no cluster");
         }
-        eprintln!("soak: {} s on {}, {} nodes, seed {seed}", self.seconds, self.database.name(), self.nodes);
+        eprintln!("soak: {} s on {}, {}, seed {seed}", self.seconds, self.database.name(), self.told());
         let ledgers = self.dir.join("ledgers");
         std::fs::create_dir_all(&ledgers)?;
         let server = start_server(self.database, self.cluster, self.dir.join("db")).await?;
-        let url = make_database(&server, self.nodes).await?;
+        let url = make_database(&server, self.members(), self.layout).await?;
+        let registry = self.start_registry().await?;
         let servers = server.count();
-        let mut cluster = Cluster::start(self, seed, server, ledgers.clone()).await?;
-        let actions = schedule(seed, self.seconds * 1_000, self.nodes as usize, servers);
-        cluster.suffer(if self.calm { &[] } else { &actions }).await?;
+        let mut cluster = Cluster::start(self, seed, server, registry, ledgers.clone()).await?;
+        cluster.switch = (self.layout == Tables::Switch).then(|| Switch::new(self, &url));
+        cluster.suffer(&self.actions(seed, servers)).await?;
         let url = cluster.server.as_ref().map_or(Ok(url), |server| server.root_url("soak"))?; // the primary may be another
         let mut raw = Raw::connect(self.database, &url).await?;
         cluster.drain(&mut raw, &url).await?;
+        let end = clock::now();
         cluster.end().await?;
-        let faults = std::mem::take(&mut cluster.faults);
         let mut evidence = Evidence::collect(self.database, &ledgers, &mut raw).await?;
         evidence.complaints = std::mem::take(&mut cluster.complaints);
+        if self.churn {
+            let (waits, missed) = shares::measure(&evidence, &cluster.did, self.beat_ms(), CHURN[0], end);
+            evidence.waits = waits;
+            evidence.complaints.extend(missed);
+        }
         let report = checker::check(&evidence);
-        report.print(&evidence, &faults, seed, &ledgers.join("violations"));
+        report.print(&evidence, &cluster.figures, seed, &ledgers.join("violations"));
         failover::print(&evidence);
         Ok(report.violations.is_empty())
+    }
+
+    /// How many nodes there are at the most.
+    fn members(&self) -> usize {
+        if self.churn { CHURN.into_iter().max().unwrap_or(1) } else { self.nodes as usize }
+    }
+
+    /// What is to happen, and when.
+    fn actions(&self, seed: u64, servers: usize) -> Vec<Timed> {
+        let ground = Ground { servers, registry: self.registry == Finding::Nacos, lease_ms: self.beat_ms() * 6 };
+        let time = self.seconds * 1_000;
+        match (self.churn, self.calm) {
+            (true, calm) => churn(seed, time, ground, calm),
+            (false, true) => Vec::new(),
+            (false, false) => schedule(seed, time, self.members(), ground),
+        }
+    }
+
+    /// What kind of run it is, for people.
+    fn told(&self) -> String {
+        let nodes = if self.churn { CHURN.map(|n| n.to_string()).join(" -> ") } else { self.nodes.to_string() };
+        let layout = match self.layout {
+            Tables::Single => "one table",
+            Tables::Monthly => "monthly tables",
+            Tables::Switch => "one table, then monthly ones",
+        };
+        format!("{nodes} nodes, {layout}, registry {:?}", self.registry).to_lowercase()
+    }
+
+    fn rate(&self) -> u64 {
+        let of_three = match self.database {
+            Kind::Postgres => 150,
+            Kind::Mysql => 100,
+            Kind::Sqlite => 40,
+        };
+        self.rate.unwrap_or(if self.churn { of_three / 5 } else { of_three })
+    }
+
+    /// How often nodes beat: more often than in earnest, so that much happens in a run. Nine of them on a small machine need longer
+    /// for everything.
+    fn beat_ms(&self) -> u64 {
+        if self.churn { 1_000 } else { 500 }
+    }
+
+    async fn start_registry(&self) -> anyhow::Result<Option<Registry>> {
+        if self.registry == Finding::Database {
+            return Ok(None);
+        }
+        let dir = self.dir.join("registry");
+        tokio::task::spawn_blocking(move || Registry::start_new(dir)).await?.map(Some)
     }
 }
 
@@ -107,8 +194,9 @@ async fn start_server(kind: Kind, is_cluster: bool, dir: PathBuf) -> anyhow::Res
     tokio::task::spawn_blocking(move || Server::start_new(kind, is_cluster, dir)).await?
 }
 
-/// The tables, the witness, and a user for each node: so the witness can tell who did it.
-async fn make_database(server: &Server, nodes: u32) -> anyhow::Result<String> {
+/// The tables, the witness, and a user for each node: so the witness can tell who did it. Each may do everything, for each may
+/// be the one that makes the tables of a new month.
+async fn make_database(server: &Server, nodes: usize, layout: Tables) -> anyhow::Result<String> {
     let kind = server.kind;
     if kind != Kind::Sqlite {
         let first = if kind == Kind::Postgres { "postgres" } else { "mysql" };
@@ -116,22 +204,18 @@ async fn make_database(server: &Server, nodes: u32) -> anyhow::Result<String> {
         root.run("CREATE DATABASE soak").await?;
         for n in 1..=nodes {
             root.run(&match kind {
-                Kind::Postgres => format!("CREATE ROLE node_{n} LOGIN"),
+                Kind::Postgres => format!("CREATE ROLE node_{n} LOGIN SUPERUSER"),
                 _ => format!("CREATE USER 'node_{n}'@'%'; GRANT ALL ON soak.* TO 'node_{n}'@'%'"),
             })
             .await?;
         }
     }
     let url = server.root_url("soak")?;
-    Store::open(&url).await?.close().await;
+    let mut options = StoreOptions::default();
+    options.layout = (layout == Tables::Monthly).then_some(Layout::Monthly { tables: TABLES });
+    Store::open_with(&url, options).await?.close().await;
     let mut raw = Raw::connect(kind, &url).await?;
     audit::install(kind, &mut raw).await?;
-    if kind == Kind::Postgres {
-        raw.run(
-            "GRANT ALL ON ALL TABLES IN SCHEMA public TO PUBLIC; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO PUBLIC",
-        )
-        .await?;
-    }
     Ok(url)
 }
 
@@ -141,12 +225,17 @@ struct Cluster<'a> {
     seed: u64,
     ledgers: PathBuf,
     server: Option<Server>,
+    registry: Option<Registry>,
     /// Of each node, one to each server.
     proxies: Vec<Vec<Proxy>>,
     nodes: Vec<Member>,
     ledger: Ledger,
-    /// How often each kind of fault came.
-    faults: BTreeMap<&'static str, u32>,
+    /// The change of the layout, if there is to be one.
+    switch: Option<Switch>,
+    /// All that was done.
+    did: Vec<Did>,
+    /// How often each kind of fault came, and the like.
+    figures: BTreeMap<&'static str, u32>,
     /// What should not have happened to the processes.
     complaints: Vec<String>,
     bar: ProgressBar,
@@ -169,13 +258,19 @@ impl Member {
 }
 
 impl<'a> Cluster<'a> {
-    async fn start(run: &'a Run, seed: u64, server: Server, ledgers: PathBuf) -> anyhow::Result<Self> {
+    async fn start(
+        run: &'a Run,
+        seed: u64,
+        server: Server,
+        registry: Option<Registry>,
+        ledgers: PathBuf,
+    ) -> anyhow::Result<Self> {
         let ports = server.ports()?;
         let mut proxies = Vec::new();
-        for n in 0..run.nodes {
+        for n in 0..run.members() {
             let mut wires = Vec::new();
             // The last node of a cluster has none: there a dead server refuses connections, which no proxy can imitate.
-            for port in ports.iter().filter(|_| !server.is_cluster || n + 1 < run.nodes) {
+            for port in ports.iter().filter(|_| !server.is_cluster || n + 1 < run.members()) {
                 wires.push(Proxy::start(([127, 0, 0, 1], *port).into()).await?);
             }
             proxies.push(wires);
@@ -183,11 +278,22 @@ impl<'a> Cluster<'a> {
         let ledger = Ledger::open(&ledgers.join("conductor.ledger"))?;
         let style = ProgressStyle::with_template("{elapsed_precise} [{wide_bar}] {msg}")?;
         let bar = ProgressBar::new(run.seconds).with_style(style);
-        let nodes = (0..run.nodes).map(|_| Member::default()).collect();
-        let (faults, complaints) = (BTreeMap::new(), Vec::new());
-        let mut cluster =
-            Self { run, seed, ledgers, server: Some(server), proxies, nodes, ledger, faults, complaints, bar };
-        for n in 0..cluster.nodes.len() {
+        let mut cluster = Self {
+            run,
+            seed,
+            ledgers,
+            server: Some(server),
+            registry,
+            proxies,
+            nodes: (0..run.members()).map(|_| Member::default()).collect(),
+            ledger,
+            switch: None,
+            did: Vec::new(),
+            figures: BTreeMap::new(),
+            complaints: Vec::new(),
+            bar,
+        };
+        for n in 0..if run.churn { CHURN[0] } else { run.members() } {
             cluster.spawn(n, 0)?;
         }
         Ok(cluster)
@@ -205,11 +311,6 @@ impl<'a> Cluster<'a> {
             ports.rotate_left(n % servers);
         }
         let url = server.url(&format!("node_{}", n + 1), &ports, "soak");
-        let rate = self.run.rate.unwrap_or(match server.kind {
-            Kind::Postgres => 150,
-            Kind::Mysql => 100,
-            Kind::Sqlite => 40,
-        });
         let member = &mut self.nodes[n];
         member.generation += 1;
         let mut command = Command::new(std::env::current_exe()?);
@@ -217,12 +318,16 @@ impl<'a> Cluster<'a> {
         for (name, value) in [
             ("--node", n as i64 + 1),
             ("--generation", member.generation.into()),
-            ("--rate", rate as i64),
+            ("--rate", self.run.rate() as i64),
             ("--offset-ms", offset_ms),
+            ("--beat-ms", self.run.beat_ms() as i64),
         ] {
             command.args([name, &value.to_string()]);
         }
         command.args(["--seed", &self.seed.to_string()]);
+        if let Some(registry) = &self.registry {
+            command.args(["--nacos", &registry.address()?]);
+        }
         if let Some(bug) = self.run.bug.and_then(|bug| clap::ValueEnum::to_possible_value(&bug)) {
             command.args(["--bug", bug.get_name()]);
         }
@@ -244,7 +349,13 @@ impl<'a> Cluster<'a> {
             let passed = (clock::now() - began) / 1_000;
             let idle = next.peek().is_none() && self.nodes.iter().all(|node| node.wanted.is_none());
             if passed >= self.run.seconds * 1_000 && idle {
-                return Ok(());
+                return self.switched().await;
+            }
+            if passed >= self.run.seconds * 500
+                && let Some(switch) = &mut self.switch
+                && switch.begin()
+            {
+                self.say("from one table to monthly ones".into());
             }
             if let Some((_, action)) = next.next_if(|(at, _)| *at <= passed) {
                 let start = clock::now();
@@ -261,8 +372,24 @@ impl<'a> Cluster<'a> {
     async fn act(&mut self, action: Action) -> anyhow::Result<()> {
         self.say(action.to_string());
         if let Some(kind) = action.kind() {
-            *self.faults.entry(kind).or_default() += 1;
+            *self.figures.entry(kind).or_default() += 1;
         }
+        let mut did = Did::begins(action, self.process(action));
+        self.do_it(action).await?;
+        did.until = clock::now();
+        self.did.push(did);
+        Ok(())
+    }
+
+    /// To which process of a node it is done.
+    fn process(&self, action: Action) -> String {
+        match action {
+            Action::Kill(n) | Action::Leave(n) => format!("{}.{}", n + 1, self.nodes[n].generation),
+            _ => String::new(),
+        }
+    }
+
+    async fn do_it(&mut self, action: Action) -> anyhow::Result<()> {
         match action {
             Action::Kill(n) => self.kill(n).await?,
             Action::Leave(n) => signal("TERM", &self.nodes[n].pid()),
@@ -283,6 +410,9 @@ impl<'a> Cluster<'a> {
             Action::Rejoin(n) => self.with_server(move |server| server.rejoin(n)).await?,
             Action::Crash => self.with_server(Server::crash).await?,
             Action::Restart => self.with_server(Server::restart).await?,
+            Action::KillRegistry => self.with_registry(Registry::kill).await?,
+            Action::StartRegistry => self.with_registry(Registry::start).await?,
+            Action::Change(_) => {} // those who come and go follow
         }
         if action.is_about_server() {
             self.say(format!("done: {action}"));
@@ -308,6 +438,26 @@ impl<'a> Cluster<'a> {
         .await?;
         self.server = Some(server);
         result
+    }
+
+    async fn with_registry(&mut self, f: fn(&Registry) -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let Some(registry) = self.registry.take() else { return Ok(()) };
+        let (registry, result) = tokio::task::spawn_blocking(move || {
+            let result = f(&registry);
+            (registry, result)
+        })
+        .await?;
+        self.registry = Some(registry);
+        result
+    }
+
+    /// The change of the layout, which was begun under faults, is waited for.
+    async fn switched(&mut self) -> anyhow::Result<()> {
+        let Some(switch) = &mut self.switch else { return Ok(()) };
+        let (took, calls) = switch.end().await?;
+        self.figures.insert("ms to go monthly", u32::try_from(took.as_millis())?);
+        self.figures.insert("calls to go monthly", calls);
+        Ok(())
     }
 
     async fn kill(&mut self, n: usize) -> anyhow::Result<()> {
@@ -379,8 +529,8 @@ impl<'a> Cluster<'a> {
         let store = Store::open(url).await?;
         let began = clock::now();
         loop {
-            let quiet = (0..self.nodes.len()).all(|n| self.is_quiet(n));
-            let left = raw.count("retry_task").await?;
+            let quiet = (0..self.nodes.len()).all(|n| self.nodes[n].child.is_none() || self.is_quiet(n));
+            let left = raw.count_tasks().await?;
             if quiet && left == 0 {
                 return Ok(());
             }
@@ -404,9 +554,8 @@ impl<'a> Cluster<'a> {
 
     /// Their producers were killed before they could cancel them.
     async fn cancel_what_is_left(&mut self, raw: &mut Raw, store: &Store) -> anyhow::Result<()> {
-        let rows =
-            raw.rows("SELECT id, params_json FROM retry_task WHERE params_json LIKE '%\"plan\":\"cancel\"%'").await?;
-        for row in rows {
+        let sql = "SELECT id, params_json FROM {table} WHERE params_json LIKE '%\"plan\":\"cancel\"%'";
+        for row in raw.rows_of("task", sql).await? {
             let Some(id) = row[0].int() else { continue };
             let n =
                 serde_json::from_str(row[1].text()).map_or_else(|_| String::new(), |call: crate::plan::Call| call.n);

@@ -1,5 +1,5 @@
 //! The database of a run: a private server from `scripts/db` that may be killed, or a cluster from `scripts/cluster-db` whose
-//! servers may be killed one at a time; and plain connections to it.
+//! servers may be killed one at a time; and plain connections to it. And the registry, if it is to be one of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -54,21 +54,10 @@ impl Server {
 
     /// Calls `scripts/db`, or `scripts/cluster-db` with an argument.
     fn script(&self, command: &str, argument: &str) -> anyhow::Result<()> {
-        let script = if self.is_cluster { "scripts/cluster-db" } else { "scripts/db" };
-        let mut run = Command::new(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(script));
-        run.arg(command).arg(&self.dir).stdin(Stdio::null());
-        if self.is_cluster {
-            run.arg(argument);
-        } else {
-            run.args(["--stores", self.kind.name()]);
+        match self.is_cluster {
+            true => script("scripts/cluster-db", command, &self.dir, &[argument]),
+            false => script("scripts/db", command, &self.dir, &["--stores", self.kind.name()]),
         }
-        // What it starts goes on, and would keep pipes open.
-        let said = self.dir.with_extension("said");
-        let status = run.stdout(Stdio::null()).stderr(std::fs::File::create(&said)?).status();
-        if !status.with_context(|| format!("running {script}"))?.success() {
-            bail!("{script} {command} {argument}: {}", std::fs::read_to_string(&said)?);
-        }
-        Ok(())
     }
 
     fn number(&self, file: &str) -> anyhow::Result<u16> {
@@ -135,8 +124,8 @@ impl Server {
     /// A shutdown in good order, and a new server on the same data. PostgreSQL waits a minute for a client that is just
     /// connecting by a wire that holds its bytes back; we do not.
     pub fn restart(&self) -> anyhow::Result<()> {
-        let file = self.dir.join(self.kind.name()).join("pid");
-        signal(if self.kind == Kind::Postgres { "INT" } else { "TERM" }, std::fs::read_to_string(file)?.trim());
+        let pid = noted(&self.dir, self.kind.name(), "pid")?;
+        signal(if self.kind == Kind::Postgres { "INT" } else { "TERM" }, &pid);
         for _ in 0..PATIENCE_MS / 20 {
             if processes(&self.dir)?.is_empty() {
                 break;
@@ -180,6 +169,72 @@ impl Drop for Server {
             eprintln!("soak: {e}");
         }
     }
+}
+
+/// A server of the Nacos protocol of our own, by which the nodes find each other; stopped and removed with this.
+#[derive(Debug)]
+pub struct Registry {
+    dir: PathBuf,
+}
+
+impl Registry {
+    pub fn start_new(dir: PathBuf) -> anyhow::Result<Self> {
+        let registry = Self { dir };
+        registry.start()?;
+        Ok(registry)
+    }
+
+    /// Also again, on the same port, after a kill.
+    pub fn start(&self) -> anyhow::Result<()> {
+        script("scripts/db", "start", &self.dir, &["--stores", NACOS])
+    }
+
+    /// SIGKILL. Returns when it is gone.
+    pub fn kill(&self) -> anyhow::Result<()> {
+        let pid = noted(&self.dir, NACOS, "pid")?;
+        // A process that is not it any more, or is dead, has not our directory in its command line.
+        let file = Path::new("/proc").join(&pid).join("cmdline");
+        let dir = self.dir.to_string_lossy().into_owned();
+        while std::fs::read(&file).is_ok_and(|line| String::from_utf8_lossy(&line).contains(&dir)) {
+            signal("KILL", &pid);
+            crate::clock::rest_ms(5);
+        }
+        Ok(())
+    }
+
+    /// Where the nodes find it.
+    pub fn address(&self) -> anyhow::Result<String> {
+        Ok(format!("127.0.0.1:{}", noted(&self.dir, NACOS, "port")?))
+    }
+}
+
+const NACOS: &str = "nacos";
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        if let Err(e) = script("scripts/db", "stop", &self.dir, &["--stores", NACOS]) {
+            eprintln!("soak: {e}");
+        }
+    }
+}
+
+/// Has a script do something to a server in a directory.
+fn script(name: &str, command: &str, dir: &Path, more: &[&str]) -> anyhow::Result<()> {
+    let mut run = Command::new(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(name));
+    run.arg(command).arg(dir).args(more).stdin(Stdio::null());
+    // What it starts goes on, and would keep pipes open.
+    let said = dir.with_extension("said");
+    let status = run.stdout(Stdio::null()).stderr(std::fs::File::create(&said)?).status();
+    if !status.with_context(|| format!("running {name}"))?.success() {
+        bail!("{name} {command} {}: {}", more.join(" "), std::fs::read_to_string(&said)?);
+    }
+    Ok(())
+}
+
+/// What `scripts/db` has noted of one of its servers: its `port`, its `pid`.
+fn noted(dir: &Path, store: &str, what: &str) -> anyhow::Result<String> {
+    let file = dir.join(store).join(what);
+    Ok(std::fs::read_to_string(&file).with_context(|| file.display().to_string())?.trim().to_owned())
 }
 
 /// Sends a signal. Fails only if the process has ended already, which is as good.
@@ -262,6 +317,32 @@ impl Raw {
             }
             Ok(all)
         })
+    }
+
+    /// The tables of tasks (`task`), or of what has ended (`archive`): the single one, and those of months.
+    pub async fn tables(&mut self, kind: &str) -> anyhow::Result<Vec<String>> {
+        let single = format!("retry_{kind}");
+        let noted = self.rows(&format!("SELECT name FROM redrive_table WHERE kind = '{kind}'")).await?;
+        let monthly = noted.iter().map(|row| row[0].text().to_owned()).filter(|name| *name != single);
+        Ok([single.clone()].into_iter().chain(monthly).collect())
+    }
+
+    /// The rows of a query on each of these tables, which it calls `{table}`.
+    pub async fn rows_of(&mut self, kind: &str, sql: &str) -> anyhow::Result<Vec<Vec<Value>>> {
+        let mut all = Vec::new();
+        for table in self.tables(kind).await? {
+            all.extend(self.rows(&sql.replace("{table}", &table)).await?);
+        }
+        Ok(all)
+    }
+
+    /// How many tasks are in the queue.
+    pub async fn count_tasks(&mut self) -> anyhow::Result<i64> {
+        let mut sum = 0;
+        for table in self.tables("task").await? {
+            sum += self.count(&table).await?;
+        }
+        Ok(sum)
     }
 
     pub async fn count(&mut self, table: &str) -> anyhow::Result<i64> {

@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
-use crate::audit::{self, Fence, Seen};
+use crate::audit::{self, Fence, Join, Seen};
 use crate::database::{Kind, Raw};
 use crate::ledger::{self, Ending, Event, Line, Outcome};
 use crate::plan::Call;
+use crate::shares::Wait;
 
 #[derive(Debug)]
 pub struct Evidence {
@@ -17,6 +18,8 @@ pub struct Evidence {
     pub seen: BTreeMap<i64, Vec<Seen>>,
     /// When a node was declared dead or left.
     pub fences: HashMap<i64, Fence>,
+    /// When a node got its number.
+    pub joins: HashMap<i64, Join>,
     /// The names of nodes: `node-1.3`.
     pub nodes: HashMap<i64, String>,
     /// Dead letters: reason and attempts.
@@ -30,6 +33,8 @@ pub struct Evidence {
     pub stray_keys: i64,
     /// What the conductor found wrong with the processes.
     pub complaints: Vec<String>,
+    /// How long shards were not shared as they should be, if that was measured.
+    pub waits: Vec<Wait>,
     /// By number.
     pub asks: BTreeMap<String, Ask>,
     /// By id, in the order of versions.
@@ -84,24 +89,27 @@ impl Evidence {
         }
         let int = db.big_int();
         let fences = audit::read_fences(db).await?.into_iter().map(|fence| (fence.number, fence)).collect();
+        let joins = audit::read_joins(db).await?.into_iter().map(|join| (join.number, join)).collect();
         let pairs = |rows: Vec<Vec<crate::database::Value>>| {
             rows.into_iter().filter_map(|row| Some((row[0].int()?, row[1].text().to_owned()))).collect()
         };
         let dead = db.rows(&format!("SELECT id, dead_reason, CAST(attempt_count AS {int}) FROM retry_dead")).await?;
         let dead = dead.iter().filter_map(|row| Some((row[0].int()?, (row[1].text().to_owned(), row[2].int()?))));
-        let left = db.rows("SELECT id FROM retry_task").await?.iter().filter_map(|row| row[0].int()).collect();
+        let left = db.rows_of("task", "SELECT id FROM {table}").await?.iter().filter_map(|row| row[0].int()).collect();
         let business = db.rows("SELECT n FROM soak_business").await?;
         let mut evidence = Self {
             kind,
             seen,
             fences,
+            joins,
             nodes: pairs(db.rows("SELECT number, name FROM redrive_node").await?),
             dead: dead.collect(),
-            archive: pairs(db.rows("SELECT id, ended_as FROM retry_archive").await?),
+            archive: pairs(db.rows_of("archive", "SELECT id, ended_as FROM {table}").await?),
             left,
             business: business.iter().map(|row| row[0].text().to_owned()).collect(),
             stray_keys: db.count("redrive_key WHERE expires_at IS NULL").await?,
             complaints: Vec::new(),
+            waits: Vec::new(),
             asks: BTreeMap::new(),
             attempts: HashMap::new(),
             births: HashMap::new(),
@@ -134,7 +142,7 @@ impl Evidence {
                     attempt.end = Some((t, outcome));
                 }
             }
-            Event::Cancelled { .. } | Event::Fault { .. } | Event::Stopped => {}
+            Event::Cancelled { .. } | Event::Owns { .. } | Event::Fault { .. } | Event::Stopped => {}
         }
     }
 
@@ -195,7 +203,7 @@ impl Event {
             | Self::Start { n, id, .. }
             | Self::End { n, id, .. }
             | Self::Cancelled { n, id, .. } => its_id == Some(*id) || its_n == Some(&**n),
-            Self::Born { .. } | Self::Fault { .. } | Self::Stopped => false,
+            Self::Born { .. } | Self::Owns { .. } | Self::Fault { .. } | Self::Stopped => false,
         }
     }
 }

@@ -40,6 +40,11 @@ pub enum Action {
     /// One server of a cluster is killed, and comes back.
     KillServer(usize),
     Rejoin(usize),
+    /// The registry is killed, and started again.
+    KillRegistry,
+    StartRegistry,
+    /// From now on there are to be so many nodes.
+    Change(usize),
 }
 
 impl fmt::Display for Action {
@@ -64,6 +69,9 @@ impl fmt::Display for Action {
             Self::Restart => f.write_str("restart the database"),
             Self::KillServer(n) => write!(f, "kill -9 server {}", n + 1),
             Self::Rejoin(n) => write!(f, "server {} rejoins", n + 1),
+            Self::KillRegistry => f.write_str("kill -9 the registry"),
+            Self::StartRegistry => f.write_str("start the registry"),
+            Self::Change(nodes) => write!(f, "{nodes} nodes from now on"),
         }
     }
 }
@@ -83,11 +91,12 @@ impl Action {
             Self::CutAll => "cuts of all",
             Self::Crash => "database kills",
             Self::Restart => "database restarts",
+            Self::KillRegistry => "registry kills",
+            Self::Change(_) => "changes of the number of nodes",
             Self::Spawn(_, offset) if offset != 0 => "clock offsets",
             Self::KillServer(_) => "server kills",
-            Self::Spawn(..) | Self::Thaw(_) | Self::Sever(_) | Self::Mend(_) | Self::MendAll | Self::Rejoin(_) => {
-                return None;
-            }
+            Self::Spawn(..) | Self::Thaw(_) | Self::Sever(_) | Self::Mend(_) => return None,
+            Self::MendAll | Self::StartRegistry | Self::Rejoin(_) => return None,
         })
     }
 
@@ -104,6 +113,11 @@ impl Action {
         matches!(self, Self::Crash | Self::Restart)
     }
 
+    /// Whether it is done to no node.
+    fn needs_no_node(self) -> bool {
+        self.is_global() || self == Self::KillRegistry
+    }
+
     fn needs_server(self) -> bool {
         matches!(self, Self::Cut(_) | Self::Hold(..) | Self::Lose(_)) || self.is_global()
     }
@@ -117,15 +131,26 @@ const CALM_MS: u64 = 4_000;
 /// A node is given this long after a fault before the next one.
 const RECOVERY_MS: u64 = 1_000;
 
+/// What there is beside nodes that can have faults.
+#[derive(Clone, Copy, Debug)]
+pub struct Ground {
+    /// How many servers the database has.
+    pub servers: usize,
+    /// There is a registry of its own.
+    pub registry: bool,
+    /// How long the nodes' leases are.
+    pub lease_ms: u64,
+}
+
 /// All that happens in a run. Everything that begins also ends, before the run does.
-pub fn schedule(seed: u64, run_ms: u64, nodes: usize, servers: usize) -> Vec<Timed> {
+pub fn schedule(seed: u64, run_ms: u64, nodes: usize, ground: Ground) -> Vec<Timed> {
     let mut planner = Planner {
         chance: Chance::new(seed, "faults"),
         bag: Vec::new(),
         busy_until: vec![0; nodes],
         all_busy_until: 0,
-        servers,
-        actions: kills_of_servers(run_ms, servers),
+        ground,
+        actions: kills_of_servers(run_ms, ground.servers),
     };
     let mut at = 2_000;
     while at < run_ms {
@@ -151,12 +176,48 @@ fn kills_of_servers(run_ms: u64, servers: usize) -> Vec<Timed> {
     (0..rounds).flat_map(of_round).collect()
 }
 
+/// How many nodes there are in each quarter of a run in which they come and go.
+pub const CHURN: [usize; 4] = [1, 8, 9, 3];
+/// No other fault so long before a change of their number, and after its last step: what comes of it is to be measured.
+const BEFORE_MS: u64 = 5_000;
+const AFTER_MS: u64 = 3_000;
+/// Those who are killed are killed so long after others were told to leave.
+const KILL_AFTER_MS: u64 = 4_000;
+
+/// All that happens in such a run: the changes, and in each quarter faults among the nodes that there are.
+pub fn churn(seed: u64, run_ms: u64, ground: Ground, calm: bool) -> Vec<Timed> {
+    let quarter = run_ms / CHURN.len() as u64;
+    let mut actions = Vec::new();
+    for (i, nodes) in CHURN.into_iter().enumerate() {
+        let from = quarter * i as u64;
+        let changes = if i > 0 { change(CHURN[i - 1], nodes) } else { Vec::new() };
+        // Others know of a kill a lease later.
+        let is_done =
+            changes.last().map_or(0, |(after, _)| if *after > 0 { after + ground.lease_ms } else { AFTER_MS });
+        let before = if i + 1 < CHURN.len() { BEFORE_MS } else { 0 };
+        actions.extend(changes.into_iter().map(|(after, action)| (from + after, action)));
+        if !calm {
+            let faults = schedule(seed + i as u64, quarter.saturating_sub(is_done + before), nodes, ground);
+            actions.extend(faults.into_iter().map(|(at, action)| (from + is_done + at, action)));
+        }
+    }
+    actions
+}
+
+/// Those who come all come at once; of those who go every other one leaves, and the others are killed a little later.
+fn change(before: usize, nodes: usize) -> Vec<Timed> {
+    let come = (before..nodes).map(|n| (0, Action::Spawn(n, 0)));
+    let leave = (nodes..before).step_by(2).map(|n| (0, Action::Leave(n)));
+    let die = (nodes..before).skip(1).step_by(2).map(|n| (KILL_AFTER_MS, Action::Kill(n)));
+    [(0, Action::Change(nodes))].into_iter().chain(come).chain(leave).chain(die).collect()
+}
+
 struct Planner {
     chance: Chance,
     bag: Vec<usize>,
     busy_until: Vec<u64>,
     all_busy_until: u64,
-    servers: usize,
+    ground: Ground,
     actions: Vec<Timed>,
 }
 
@@ -174,21 +235,25 @@ impl Planner {
         for i in (0..self.bag.len()).rev() {
             let fault = self.fault(self.bag[i], node.unwrap_or(0));
             let (Some((_, first)), Some((lasts, _))) = (fault.first(), fault.last()) else { continue };
-            let possible = at + lasts <= latest && (node.is_some() || first.is_global());
-            let never = (first.needs_server() && self.servers == 0) || (first.is_of_one_server() && self.servers > 1);
+            let possible = at + lasts <= latest && (node.is_some() || first.needs_no_node());
+            let servers = self.ground.servers;
+            let never = (first.needs_server() && servers == 0)
+                || (first.is_of_one_server() && servers > 1)
+                || (*first == Action::KillRegistry && !self.ground.registry);
             if never {
                 self.bag.remove(i);
             } else if possible {
                 self.bag.remove(i);
-                return self.happens(at, node, first.is_global(), &fault);
+                return self.happens(at, node, *first, &fault);
             }
         }
     }
 
-    fn happens(&mut self, at: u64, node: Option<usize>, is_global: bool, fault: &[Timed]) {
+    fn happens(&mut self, at: u64, node: Option<usize>, first: Action, fault: &[Timed]) {
         let until = at + fault.last().map_or(0, |(after, _)| *after) + RECOVERY_MS;
         match node {
-            _ if is_global => self.all_busy_until = until + RECOVERY_MS,
+            _ if first.is_global() => self.all_busy_until = until + RECOVERY_MS,
+            _ if first.needs_no_node() => {} // the registry: others go on meanwhile
             Some(node) => self.busy_until[node] = until,
             None => {}
         }
@@ -206,7 +271,8 @@ impl Planner {
     fn fault(&mut self, kind: usize, node: usize) -> Vec<Timed> {
         let chance = &mut self.chance;
         let (short, middle) = (chance.between(100, 2_000), chance.between(500, 2_500));
-        let longer_than_lease = chance.between(3_600, 6_000);
+        let lease = self.ground.lease_ms;
+        let longer_than_lease = chance.between(lease * 6 / 5, lease * 2);
         let offset = chance.between(5_000, 30_000) as i64 * if chance.percent(50) { 1 } else { -1 };
         let hold = |requests, answers| {
             vec![(0, Action::Hold(node, requests, answers)), (longer_than_lease, Action::Mend(node))]
@@ -223,10 +289,11 @@ impl Planner {
             8 => vec![(0, Action::Crash)],
             9 => vec![(0, Action::Restart)],
             10 => vec![(0, Action::Lose(node)), (short, Action::Sever(node))],
+            11 => vec![(0, Action::KillRegistry), (middle, Action::StartRegistry)],
             // What the run is most about: writes that arrive after their sender was declared dead.
             _ => hold(true, false),
         }
     }
 }
 
-const KINDS: usize = 13;
+const KINDS: usize = 14;

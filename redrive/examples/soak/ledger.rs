@@ -38,6 +38,8 @@ pub enum Event {
     End { n: String, id: i64, version: i32, outcome: Outcome },
     /// A task was cancelled, or that was tried.
     Cancelled { n: String, id: i64, answer: String },
+    /// A process looks for tasks of a lane in these shards from now on, under this number.
+    Owns { number: i64, shards: Vec<u8> },
     /// The conductor did something to somebody.
     Fault { said: String },
     /// A process ended in good order.

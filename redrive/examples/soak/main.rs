@@ -13,6 +13,8 @@
 //! 3. All is healed; the queue must run empty; the nodes end.
 //! 4. The checker ([`checker`]) holds the ledgers and what the witness saw against each other.
 //!
+//! With `--churn` the number of nodes changes, and it is measured how soon all shards are somebody's again ([`shares`]).
+//!
 //! Run it by `scripts/soak`; see docs/operate/soak.md.
 
 mod audit;
@@ -29,6 +31,8 @@ mod node;
 mod plan;
 mod producer;
 mod proxy;
+mod shares;
+mod switch;
 
 use std::process::ExitCode;
 

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redrive::{Clock, Context, Engine, EngineConfig, Failure, Store, StoreOptions, Task, Timestamp, Verdict};
+use redrive::registry::RegistryKind;
+use redrive::{Clock, Context, Engine, EngineConfig, Failure, Settings, Store, StoreOptions, Task, Timestamp, Verdict};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::clock::pause_ms;
@@ -43,22 +44,30 @@ pub struct Node {
     /// Where chance comes from.
     #[arg(long)]
     pub seed: u64,
+    /// How often it beats; other times follow from that.
+    #[arg(long)]
+    pub beat_ms: u64,
     /// How far redrive's clock is off at first.
     #[arg(long, allow_hyphen_values = true)]
     pub offset_ms: i64,
+    /// Where Nacos is, if the nodes are to find each other by that.
+    #[arg(long)]
+    pub nacos: Option<String>,
     /// A mistake to make.
     #[arg(long)]
     pub bug: Option<Bug>,
 }
 
+/// How often a node looks which shards are its own.
+const LOOK_MS: u64 = 20;
+
 /// The settings of every node: short times, so that leases end and dead nodes are noticed many times in a run.
-fn config(name: &str) -> EngineConfig {
-    let ms = Duration::from_millis;
+fn config(name: &str, beat: Duration) -> EngineConfig {
     let mut config = EngineConfig::default();
     config.name = format!("node-{name}");
     config.concurrency = 64;
-    (config.lease, config.margin, config.beat_interval) = (ms(3_000), ms(1_000), ms(500));
-    (config.scan_interval, config.sweep_interval, config.grace) = (ms(500), ms(2_000), ms(5_000));
+    (config.lease, config.margin, config.beat_interval) = (beat * 6, beat * 2, beat);
+    (config.scan_interval, config.sweep_interval, config.grace) = (beat, beat * 4, beat * 10);
     config
 }
 
@@ -82,6 +91,7 @@ impl Node {
             engine = self.start(&ledger) => engine,
             _ = terminate.recv() => return Ok(()),
         };
+        tokio::spawn(tell_shards(engine.clone(), ledger.clone()));
         let producer = Producer::new(engine.clone(), ledger.clone(), &self);
         tokio::select! {
             () = producer.run() => {}
@@ -103,12 +113,23 @@ impl Node {
         }
     }
 
+    fn settings(&self) -> Settings {
+        let mut settings = Settings::default();
+        if let Some(server) = &self.nacos {
+            settings.registry.kind = RegistryKind::Nacos;
+            settings.registry.nacos.servers = vec![server.clone()];
+        }
+        settings
+    }
+
     async fn try_start(&self, ledger: &Arc<Ledger>) -> redrive::Result<Engine> {
         let mut options = StoreOptions::default();
         (options.max_connections, options.migrate) = (12, false);
         let store = Store::open_with(&self.url, options).await?;
         let now = store.now().await?;
-        let mut builder = Engine::builder(store).config(config(&self.name()));
+        let mut builder = Engine::builder(store)
+            .config(config(&self.name(), Duration::from_millis(self.beat_ms)))
+            .settings(self.settings());
         if self.offset_ms != 0 {
             builder = builder.clock(Clock::starting_at(Timestamp::from_millis(now.as_millis() + self.offset_ms)));
         }
@@ -117,6 +138,19 @@ impl Node {
             builder = builder.register(method, move |cx, call| attempt(cx, call, ledger.clone()));
         }
         builder.start().await
+    }
+}
+
+/// Notes which shards of a lane are ours, whenever that changes. All nodes handle all methods, so one lane is like another.
+async fn tell_shards(engine: Engine, ledger: Arc<Ledger>) {
+    let mut told = (0, Vec::new());
+    loop {
+        let now = (engine.number().0, engine.shards(METHODS[0]));
+        if now != told {
+            ledger.write(Event::Owns { number: now.0, shards: now.1.clone() });
+            told = now;
+        }
+        pause_ms(LOOK_MS).await;
     }
 }
 

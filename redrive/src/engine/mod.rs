@@ -61,7 +61,7 @@ use crate::registry::Registry;
 use crate::retryable::{IntoTask, Registration, Retryable};
 use crate::settings::{Defaults, Settings};
 use crate::store::{Cancelled, Connection, Due, Enqueued, Store, TaskFilter, Tx};
-use crate::task::{Lane, Task};
+use crate::task::{Lane, NodeNumber, Task};
 
 pub use config::EngineConfig;
 pub(crate) use executor::panicked;
@@ -499,6 +499,11 @@ impl Engine {
     /// The store below.
     pub fn store(&self) -> &Store {
         &self.0.store
+    }
+
+    /// The number under which this node works now. It gets another one if it was declared dead.
+    pub fn number(&self) -> NodeNumber {
+        self.0.me.number()
     }
 
     /// What the engine holds in memory now.
