@@ -1,7 +1,7 @@
 //! `redrive method`: what waits of each method, and holding one back.
 
 use clap::Subcommand;
-use redrive::store::{LaneDepth, MOST_COUNTED, Paused};
+use redrive::store::{MOST_COUNTED, MethodDepth, Paused};
 use redrive::{Lane, Timestamp};
 
 use crate::cli::Database;
@@ -71,7 +71,7 @@ async fn list(database: &Database, json: bool) -> anyhow::Result<()> {
     let handlers = |lane: Lane| {
         nodes.iter().filter(|n| !n.dead && n.registration.methods.iter().any(|m| Lane::of(m) == lane)).count()
     };
-    let line = |method: &str, depth: Option<&LaneDepth>| Line {
+    let line = |method: &str, depth: Option<&MethodDepth>| Line {
         method: method.to_owned(),
         depth: depth.map_or(0, |d| d.depth),
         late: depth.and_then(|d| d.oldest_due).map_or(0, |due| now.since(due).as_secs()),

@@ -193,9 +193,10 @@ impl NewTask {
         self
     }
 
-    /// Scheduled by this lane instead of its method's.
-    pub fn lane(mut self, lane: Lane) -> Self {
-        self.lane = Some(lane);
+    /// Scheduled with others of this part of its method, such as the host that it calls. For methods that are
+    /// [split](crate::Builder::split): elsewhere nobody would look for it.
+    pub fn part(mut self, part: &str) -> Self {
+        self.lane = Some(Lane::part(&self.method, part));
         self
     }
 

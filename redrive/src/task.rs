@@ -1,6 +1,7 @@
 //! A task: one durable call, as it is written down.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,7 +68,23 @@ impl Lane {
     pub fn of(name: &str) -> Self {
         Self((xxhash_rust::xxh3::xxh3_64(name.as_bytes()) >> 33) as i32)
     }
+
+    /// The lane of a part of a method that is split, such as a target's host. They are negative, which no method's is: 11 bits of
+    /// the method, so that its parts are next to each other, and 20 of the part. Parts that share a lane share its limits.
+    pub fn part(method: &str, part: &str) -> Self {
+        let hash = xxhash_rust::xxh3::xxh3_64(part.as_bytes()) % u64::from(PARTS); // never the last one: -1 is nobody's
+        Self(Self::parts_of(method).start().0 | hash as i32)
+    }
+
+    /// The lanes of all parts of a method.
+    pub(crate) fn parts_of(method: &str) -> RangeInclusive<Self> {
+        let first = i32::MIN | (Self::of(method).0 >> PART_BITS) << PART_BITS;
+        Self(first)..=Self(first | PARTS as i32)
+    }
 }
+
+const PART_BITS: u32 = 20;
+const PARTS: u32 = (1 << PART_BITS) - 1;
 
 /// What a task is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -141,8 +141,8 @@ impl Shared {
             .filter(|lane| waiting.ready.lane_len(*lane) == 0)
             .map(|lane| (lane, self.reserve_many(Slot { lane, business: 0 }, least)))
             .find(|(_, reserved)| *reserved > 0)?;
-        let owned = self.owned.read().unwrap_or_else(std::sync::PoisonError::into_inner).get(&lane).copied();
-        let ours = (0..SHARDS).filter(|shard| owned.unwrap_or(0) & (1 << shard) != 0);
+        let owned = self.owned_in(lane);
+        let ours = (0..SHARDS).filter(|shard| owned & (1 << shard) != 0);
         waiting.turn += 1;
         let half = match waiting.direct.iter().find(|(other, _)| *other == lane) {
             Some((_, half)) => 1 - half,

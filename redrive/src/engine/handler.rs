@@ -114,10 +114,12 @@ pub(crate) type Attempting = Pin<Box<dyn Future<Output = Attempted> + Send>>;
 pub(crate) struct Handler {
     pub(crate) method: String,
     pub(crate) options: MethodOptions,
+    /// Whether its tasks are scheduled by parts.
+    pub(crate) is_split: bool,
     run: Arc<dyn Fn(Context<'static>, Arc<Task>) -> Attempting + Send + Sync>,
 }
 
-/// Limits of one method.
+/// Limits of one method; of one that is [split](crate::Builder::split), of each of its parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MethodOptions {
@@ -176,7 +178,7 @@ impl Handler {
                 }
             }
         };
-        Self { method, options, run: Arc::new(run) }
+        Self { method, options, is_split: false, run: Arc::new(run) }
     }
 
     /// For the calls of a type.
@@ -193,7 +195,7 @@ impl Handler {
                 }),
             }
         };
-        Self { method: C::METHOD.into(), options: MethodOptions::default(), run: Arc::new(run) }
+        Self { method: C::METHOD.into(), options: MethodOptions::default(), is_split: false, run: Arc::new(run) }
     }
 
     pub(crate) fn run(&self, cx: Context<'static>, task: Arc<Task>) -> Attempting {

@@ -19,6 +19,7 @@ use crate::task::{Lane, Task, business_hash};
 
 use super::Shared;
 use super::handler::{MethodOptions, Rate};
+use super::lanes::Split;
 
 /// A place for one running task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +55,9 @@ pub(crate) struct Limits {
     most: usize,
     taken: usize,
     lanes: HashMap<Lane, LaneLimits>,
+    split: Split,
+    /// Parts that have limits of their own.
+    parts: HashMap<Lane, MethodOptions>,
 }
 
 #[derive(Debug)]
@@ -69,9 +73,12 @@ struct LaneLimits {
     paused: bool,
 }
 
-impl Limits {
-    pub(crate) fn new(most: usize, methods: impl Iterator<Item = (Lane, MethodOptions)>, now: Timestamp) -> Self {
-        let lane = |options: MethodOptions| LaneLimits {
+/// So many lanes of parts are remembered that have nothing running.
+const MOST_IDLE: usize = 10_000;
+
+impl LaneLimits {
+    fn new(options: MethodOptions, now: Timestamp) -> Self {
+        Self {
             taken: 0,
             businesses: HashMap::new(),
             elsewhere: HashMap::new(),
@@ -79,12 +86,41 @@ impl Limits {
             bucket: options.rate.map(|rate| Bucket::new(rate, now)),
             paused: false,
             options,
-        };
-        Self { most, taken: 0, lanes: methods.map(|(l, options)| (l, lane(options))).collect() }
+        }
+    }
+}
+
+impl Limits {
+    pub(crate) fn new(most: usize, methods: impl Iterator<Item = (Lane, MethodOptions)>, now: Timestamp) -> Self {
+        let lanes = methods.map(|(lane, options)| (lane, LaneLimits::new(options, now))).collect();
+        Self { most, taken: 0, lanes, split: Split::default(), parts: HashMap::new() }
+    }
+
+    /// With these methods split, and these parts of them under limits of their own.
+    pub(crate) fn split(mut self, split: Split, parts: HashMap<Lane, MethodOptions>) -> Self {
+        (self.split, self.parts) = (split, parts);
+        self
+    }
+
+    /// A part that is seen for the first time has its own limits, or those of its method.
+    fn make_part(&mut self, lane: Lane, now: Timestamp) {
+        let method = self.split.method_of(lane);
+        if method == lane || self.lanes.contains_key(&lane) {
+            return;
+        }
+        if self.lanes.len() > MOST_IDLE {
+            self.lanes.retain(|lane, limits| limits.taken > 0 || limits.bucket.is_some() || lane.0 >= 0);
+        }
+        let Some(LaneLimits { options, nodes, paused, .. }) = self.lanes.get(&method) else { return };
+        let options = self.parts.get(&lane).unwrap_or(options).clone();
+        let mut part = LaneLimits { nodes: *nodes, paused: *paused, ..LaneLimits::new(options, now) };
+        part.bucket.iter_mut().for_each(|bucket| bucket.nodes = part.nodes);
+        self.lanes.insert(lane, part);
     }
 
     /// Takes a slot, if there is one.
     pub(crate) fn reserve(&mut self, slot: Slot, now: Timestamp) -> Reserved {
+        self.make_part(slot.lane, now);
         let Some(lane) = self.lanes.get_mut(&slot.lane).filter(|_| self.taken < self.most) else {
             return Reserved::NotThisLane;
         };
@@ -109,7 +145,8 @@ impl Limits {
 
     /// Whether people have paused this lane. If so, it need not be read.
     pub(crate) fn is_paused(&self, lane: Lane) -> bool {
-        self.lanes.get(&lane).is_some_and(|lane| lane.paused)
+        let known = self.lanes.get(&lane).or_else(|| self.lanes.get(&self.split.method_of(lane)));
+        known.is_some_and(|lane| lane.paused)
     }
 
     /// When the next token of a lane that has run out of them comes.
@@ -119,7 +156,8 @@ impl Limits {
 
     /// How many nodes share the rate of a lane.
     pub(crate) fn share(&mut self, lane: Lane, nodes: usize) {
-        if let Some(lane) = self.lanes.get_mut(&lane) {
+        let of = |other: &Lane| self.split.method_of(*other) == lane;
+        for (_, lane) in self.lanes.iter_mut().filter(|(other, _)| of(other)) {
             lane.nodes = nodes.max(1);
             lane.bucket.iter_mut().for_each(|bucket| bucket.nodes = lane.nodes);
         }
@@ -128,6 +166,11 @@ impl Limits {
     /// Gives a lane other limits, from now on. `false`: all but that for each business id, because there was none and what
     /// runs was not counted, or there was one and is to be none.
     pub(crate) fn change(&mut self, lane: Lane, options: MethodOptions, now: Timestamp) -> bool {
+        let parts = &self.parts;
+        let of = |other: &Lane| *other != lane && self.split.method_of(*other) == lane && !parts.contains_key(other);
+        for (_, part) in self.lanes.iter_mut().filter(|(other, _)| of(other)) {
+            part.change(options.clone(), now);
+        }
         self.lanes.get_mut(&lane).is_none_or(|lane| lane.change(options, now))
     }
 
@@ -135,7 +178,7 @@ impl Limits {
     pub(crate) fn set_paused(&mut self, paused: &[Lane]) -> bool {
         let mut news = false;
         for (lane, limits) in &mut self.lanes {
-            let now = paused.contains(lane);
+            let now = paused.contains(lane) || paused.contains(&self.split.method_of(*lane));
             news |= limits.paused != now;
             limits.paused = now;
         }
@@ -147,7 +190,8 @@ impl Limits {
         let tight = |o: &MethodOptions| {
             o.per_business.is_some() || o.rate.is_some() || o.concurrency.is_some_and(|most| most < usize::from(SHARDS))
         };
-        self.lanes.get(&lane).is_none_or(|lane| tight(&lane.options))
+        let known = self.lanes.get(&lane).or_else(|| self.lanes.get(&self.split.method_of(lane)));
+        known.is_none_or(|lane| tight(&lane.options))
     }
 
     /// The lanes that have a limit for each business id.

@@ -26,6 +26,7 @@ mod executor;
 mod handler;
 mod inline;
 mod inserter;
+mod lanes;
 mod limits;
 mod live;
 mod node;
@@ -71,6 +72,7 @@ pub(crate) use settler::random;
 
 use executor::Running;
 use inserter::Inserter;
+use lanes::Lanes;
 use limits::Limits;
 use live::Live;
 use ready::Ready;
@@ -112,8 +114,7 @@ struct Shared {
     live: Live,
     #[cfg(feature = "notify")]
     notifier: Option<Notifier>,
-    /// The lanes of our methods.
-    lanes: Vec<Lane>,
+    lanes: Lanes,
     me: Membership,
     registry: Arc<dyn Registry>,
     /// Which shards of each lane are ours, a bit for each.
@@ -194,6 +195,8 @@ pub struct Builder {
     watch: Option<PathBuf>,
     discover: bool,
     limits: HashMap<String, MethodOptions>,
+    split: HashSet<String>,
+    parts: HashMap<Lane, MethodOptions>,
     by_hand: bool,
     #[cfg(feature = "notify")]
     notify: Option<NotifyConfig>,
@@ -239,6 +242,19 @@ impl Builder {
     /// Limits of a method, however it was registered.
     pub fn limit(mut self, method: &str, options: MethodOptions) -> Self {
         self.limits.insert(method.into(), options);
+        self
+    }
+
+    /// Tasks of this method are scheduled by their [parts](NewTask::part), such as the hosts that they call: each is limited by
+    /// itself and has its turn, so one that hangs does not hold up the others. All nodes that handle the method must say so.
+    pub fn split(mut self, method: &str) -> Self {
+        self.split.insert(method.into());
+        self
+    }
+
+    /// Limits of one part of a split method.
+    pub fn limit_part(mut self, method: &str, part: &str, options: MethodOptions) -> Self {
+        self.parts.insert(Lane::part(method, part), options);
         self
     }
 
@@ -296,6 +312,10 @@ impl Builder {
             let unknown = || Error::invalid("limit", format!("there is no handler of {method:?}"));
             self.handlers.get_mut(&method).ok_or_else(unknown)?.options = options;
         }
+        for method in std::mem::take(&mut self.split) {
+            let unknown = || Error::invalid("split", format!("there is no handler of {method:?}"));
+            self.handlers.get_mut(&method).ok_or_else(unknown)?.is_split = true;
+        }
         Ok(())
     }
 
@@ -324,9 +344,10 @@ impl Builder {
             None => Clock::starting_at(self.store.now().await?),
         };
         let methods = || self.handlers.values().map(|h| (Lane::of(&h.method), live.limits_of(h)));
+        let lanes = Lanes::of(self.handlers.values())?;
         let limits = Limits::new(self.config.concurrency, methods(), clock.now());
+        let limits = limits.split(lanes.split().clone(), self.parts);
         let signals = Signals::new(self.handlers.keys());
-        let lanes = methods().map(|(lane, _)| lane).collect();
         let waiting = Waiting::new(clock.now(), self.config.prefetch);
         #[cfg(feature = "notify")]
         let notifier = self.notify.map(|config| Notifier::new(self.store.clone(), config)).transpose()?;
@@ -383,6 +404,8 @@ impl Engine {
             watch: None,
             discover: true,
             limits: HashMap::new(),
+            split: HashSet::new(),
+            parts: HashMap::new(),
             by_hand: false,
             #[cfg(feature = "notify")]
             notify: None,
@@ -562,8 +585,7 @@ impl Shared {
     }
 
     fn owns(&self, lane: Lane, shard: u8) -> bool {
-        let owned = self.owned.read().unwrap_or_else(PoisonError::into_inner);
-        owned.get(&lane).is_some_and(|shards| shards & (1 << shard) != 0)
+        self.owned_in(lane) & (1 << shard) != 0
     }
 
     fn limits(&self) -> MutexGuard<'_, Limits> {

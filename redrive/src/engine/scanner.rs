@@ -103,6 +103,7 @@ pub(super) async fn run_listener(shared: Arc<Shared>) {
 impl Scanner {
     /// One look. `true`: it brought something new.
     async fn run_once(&mut self, shared: &Shared, now: Timestamp) -> Result<bool> {
+        shared.find_parts().await?;
         let slices = self.slices(shared, &shared.waiting());
         if slices.is_empty() {
             return Ok(false);
@@ -180,7 +181,7 @@ impl Scanner {
 
     /// All that is ours, less the lanes that have enough ready, are read without us, or may not run now.
     fn slices(&self, shared: &Shared, waiting: &Waiting) -> Vec<Slice> {
-        let owned = shared.owned.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        let owned = shared.owned_lanes();
         let enough = shared.low_water();
         let limits = shared.limits();
         let is_hungry = |lane| waiting.ready.lane_len(lane) < enough && !waiting.deep.contains(&lane);
@@ -269,7 +270,7 @@ impl Shared {
             let lane = *lane;
             (0..SHARDS).map(move |shard| Slice { lane, shard, from: Timestamp::EPOCH })
         };
-        let all: Vec<Slice> = self.lanes.iter().flat_map(shards).collect();
+        let all: Vec<Slice> = self.lanes.all().iter().flat_map(shards).collect();
         let since = now - self.config.lease * 2;
         let held = self.store.held_by(&all, self.me.number(), since, 1_000).await?;
         for task in held {
@@ -285,7 +286,7 @@ impl Shared {
 impl Shared {
     /// All that is ours, from the beginning.
     fn all_slices(&self) -> Vec<Slice> {
-        let owned = self.owned.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        let owned = self.owned_lanes();
         let shards = |(lane, shards): (Lane, u64)| {
             let ours = (0..SHARDS).filter(move |shard| shards & (1 << shard) != 0);
             ours.map(move |shard| Slice { lane, shard, from: Timestamp::EPOCH })

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::clock::pause;
 use crate::error::Result;
-use crate::store::{KeyWalk, LaneDepth, Rotated};
+use crate::store::{KeyWalk, MethodDepth, Rotated};
 use crate::task::Lane;
 
 use super::Shared;
@@ -58,7 +58,7 @@ impl Shared {
     }
 
     /// How much waits in each lane and since when, and what nobody handles.
-    async fn report(&self, depths: &[LaneDepth]) -> Result<()> {
+    async fn report(&self, depths: &[MethodDepth]) -> Result<()> {
         let now = self.clock.now();
         let nodes = self.store.nodes().await?;
         let alive = nodes.iter().filter(|node| !node.dead).flat_map(|node| &node.registration.methods);
@@ -73,7 +73,7 @@ impl Shared {
                 let seconds = due.as_millis() as f64 / 1000.0;
                 metrics::gauge!("redrive_oldest_due_seconds", "method" => method()).set(seconds);
             }
-            if !handled.contains(&lane.lane) {
+            if !handled.contains(&Lane::of(&lane.method)) {
                 unhandled += lane.depth;
                 tracing::warn!(method = lane.method, tasks = lane.depth, "no node handles this method; its tasks wait");
             }

@@ -135,8 +135,8 @@ impl Shared {
     fn own(&self, nodes: &[Node]) -> bool {
         let me = self.me.number();
         let bits = |shards: Vec<u8>| shards.into_iter().fold(0u64, |bits, shard| bits | 1 << shard);
-        let view = self.lanes.iter().map(|lane| (*lane, bits(owned_shards(nodes, me, *lane)))).collect();
-        self.lanes.iter().for_each(|lane| self.limits().share(*lane, handling(nodes, *lane).len()));
+        let view = self.lanes.methods().iter().map(|lane| (*lane, bits(owned_shards(nodes, me, *lane)))).collect();
+        self.lanes.methods().iter().for_each(|lane| self.limits().share(*lane, handling(nodes, *lane).len()));
         let mut owned = self.owned.write().unwrap_or_else(PoisonError::into_inner);
         let is_news = *owned != view;
         if is_news {

@@ -3,6 +3,9 @@
 //! A pause is a row of `redrive_setting` (`pause/` and the lane's number), which every node reads as often as it beats. Who
 //! pauses and resumes is noted in `redrive_audit` in the same transaction.
 
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::id::SHARDS;
@@ -27,14 +30,12 @@ pub struct Paused {
     pub by: Option<String>,
 }
 
-/// What waits and runs in a lane.
+/// What waits and runs of a method.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LaneDepth {
-    /// The lane.
-    pub lane: Lane,
-    /// The method of its first task.
+pub struct MethodDepth {
+    /// Its name.
     pub method: String,
-    /// How many tasks there are, at most [`MOST_COUNTED`].
+    /// How many tasks there are, at most [`MOST_COUNTED`] of each table and part.
     pub depth: u64,
     /// When the first of those that wait is due.
     pub oldest_due: Option<Timestamp>,
@@ -106,26 +107,42 @@ impl Store {
         })
     }
 
-    /// What there is in each lane that has tasks.
-    pub async fn depths(&self) -> Result<Vec<LaneDepth>> {
-        let mut lanes: Vec<LaneDepth> = Vec::new();
+    /// The lanes between these two in which there are tasks.
+    pub(crate) async fn lanes(&self, between: &RangeInclusive<Lane>) -> Result<Vec<Lane>> {
+        let mut lanes = Vec::new();
+        for table in self.tables().read() {
+            let found = retrying!(self.pools(), Use::Read, Scope::Statement, "looking for lanes", |c, _| lanes_in(
+                c, table, between
+            )
+            .await);
+            lanes.extend(self.learn_from(found).await?);
+        }
+        Ok(lanes)
+    }
+
+    /// What there is of each method that has tasks, by name.
+    pub async fn depths(&self) -> Result<Vec<MethodDepth>> {
+        let (mut methods, mut lanes) = (BTreeMap::new(), BTreeMap::new());
         for table in self.tables().read() {
             let counted =
                 retrying!(self.pools(), Use::Read, Scope::Statement, "counting tasks", |c, _| depths(c, table).await);
-            for found in self.learn_from(counted).await? {
-                match lanes.iter_mut().find(|lane| lane.lane == found.lane) {
-                    Some(lane) => lane.depth += found.depth,
-                    None => lanes.push(found),
-                }
+            for (lane, method, depth) in self.learn_from(counted).await? {
+                let none = MethodDepth { method: method.clone(), depth: 0, oldest_due: None };
+                methods.entry(method.clone()).or_insert(none).depth += depth;
+                lanes.insert(lane, method);
             }
         }
-        for lane in &mut lanes {
-            let shard = |shard| Slice { lane: lane.lane, shard, from: Timestamp::EPOCH };
-            let slices: Vec<Slice> = (0..SHARDS).map(shard).collect();
-            let first = self.scan(&slices, Timestamp::MAX, 1).await?;
-            lane.oldest_due = first.iter().map(|due| due.due).min();
+        let slice = |lane: &Lane| {
+            let lane = *lane;
+            (0..SHARDS).map(move |shard| Slice { lane, shard, from: Timestamp::EPOCH })
+        };
+        let slices: Vec<Slice> = lanes.keys().flat_map(slice).collect();
+        for due in self.scan(&slices, Timestamp::MAX, 1).await? {
+            if let Some(depth) = lanes.get(&due.lane).and_then(|method| methods.get_mut(method)) {
+                depth.oldest_due = Some(depth.oldest_due.map_or(due.due, |oldest| oldest.min(due.due)));
+            }
         }
-        Ok(lanes)
+        Ok(methods.into_values().collect())
     }
 }
 
@@ -133,23 +150,29 @@ fn setting(method: &str) -> String {
     format!("pause/{}", Lane::of(method).0)
 }
 
-/// From lane to lane by the index, without looking at what is between; then each is counted, up to a point.
-async fn depths(c: &mut Connection<'_>, table: Table) -> sqlx::Result<Vec<LaneDepth>> {
+/// From lane to lane by the index, without looking at what is between.
+async fn lanes_in(c: &mut Connection<'_>, table: Table, between: &RangeInclusive<Lane>) -> sqlx::Result<Vec<Lane>> {
     let lanes = format!(
-        "WITH RECURSIVE l(lane) AS (SELECT MIN(lane) FROM {table} UNION ALL \
-         SELECT (SELECT MIN(t.lane) FROM {table} t WHERE t.lane > l.lane) FROM l WHERE l.lane IS NOT NULL) \
+        "WITH RECURSIVE l(lane) AS (SELECT MIN(lane) FROM {table} WHERE lane >= ? AND lane <= ? UNION ALL \
+         SELECT (SELECT MIN(t.lane) FROM {table} t WHERE t.lane > l.lane AND t.lane <= ?) FROM l WHERE l.lane IS NOT NULL) \
          SELECT lane FROM l WHERE lane IS NOT NULL"
     );
+    let (first, last) = (*between.start(), *between.end());
+    let rows = c.rows(query(lanes).bind(first).bind(last).bind(last)).await?;
+    rows.iter().map(|row| Ok(Lane(narrow(row.int()?)?))).collect()
+}
+
+/// Each lane is counted, up to a point.
+async fn depths(c: &mut Connection<'_>, table: Table) -> sqlx::Result<Vec<(Lane, String, u64)>> {
     let mut depths = Vec::new();
-    for row in c.rows(query(lanes)).await? {
-        let lane = Lane(narrow(row.int()?)?);
+    for lane in lanes_in(c, table, &(Lane(i32::MIN)..=Lane(i32::MAX))).await? {
         let count = format!("SELECT COUNT(*) FROM (SELECT 1 AS n FROM {table} WHERE lane = ? LIMIT ?) x");
         let count = c.row(query(count).bind(lane).bind(MOST_COUNTED as i64)).await?;
         let method = format!("SELECT method_name FROM {table} WHERE lane = ? LIMIT 1");
         let Some(method) = c.row(query(method).bind(lane)).await? else { continue };
         let depth = count.map(|row| row.int()).transpose()?.unwrap_or(0);
         let method = method.columns().text()?.to_owned();
-        depths.push(LaneDepth { lane, method, depth: depth.unsigned_abs(), oldest_due: None });
+        depths.push((lane, method, depth.unsigned_abs()));
     }
     Ok(depths)
 }

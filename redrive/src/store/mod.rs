@@ -67,7 +67,7 @@ pub(crate) use insert::Callers;
 pub use insert::{Enqueued, Prepared};
 pub use layout::Layout;
 pub use lock::Lock;
-pub use method::{LaneDepth, MOST_COUNTED, Paused};
+pub use method::{MOST_COUNTED, MethodDepth, Paused};
 pub use node::{Node, NodeSeen, Registration};
 pub use notice::{ChannelState, Notice};
 pub use pool::StoreOptions;

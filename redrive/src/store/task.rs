@@ -58,16 +58,19 @@ impl TaskFilter {
     pub(super) fn query<'q>(&'q self, select: &str, table: impl Display, ids: Ids, limit: u32) -> Query<'q> {
         let mut conditions = vec!["1 = 1".to_owned()];
         let mut values = Vec::new();
-        let mut add = |condition: &str, value: Value<'q>| {
+        let mut add = |condition: &str, more: Vec<Value<'q>>| {
             conditions.push(condition.to_owned());
-            values.push(value);
+            values.extend(more);
         };
         if let Some(status) = self.status {
-            add("status = ?", i64::from(status == Status::Running).into());
+            add("status = ?", vec![i64::from(status == Status::Running).into()]);
         }
         if let Some(method) = &self.method {
-            add("lane = ?", Lane::of(method).into()); // the index knows lanes
-            add("method_name = ?", (&**method).into());
+            // The index knows lanes.
+            let parts = Lane::parts_of(method);
+            let lanes = [Lane::of(method), *parts.start(), *parts.end()].map(Value::from);
+            add("(lane = ? OR (lane >= ? AND lane <= ?))", lanes.into());
+            add("method_name = ?", vec![(&**method).into()]);
         }
         let texts = [
             ("task_key = ?", &self.key),
@@ -77,17 +80,16 @@ impl TaskFilter {
         ];
         for (condition, text) in texts {
             if let Some(text) = text {
-                add(condition, (&**text).into());
+                add(condition, vec![(&**text).into()]);
             }
         }
         if let Some(after) = self.after {
-            add("id < ?", after.into());
+            add("id < ?", vec![after.into()]);
         }
         for (limit, is_first) in [(self.created_from, true), (self.created_before, false)] {
             if let Some(time) = limit {
                 let (condition, bounds) = created(TaskId::first_at(time), is_first, ids);
-                conditions.push(condition.to_owned());
-                values.extend(bounds.into_iter().map(Value::from));
+                add(condition, bounds.into_iter().map(Value::from).collect());
             }
         }
         let sql = format!("SELECT {select} FROM {table} WHERE {} ORDER BY id DESC LIMIT ?", conditions.join(" AND "));

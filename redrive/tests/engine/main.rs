@@ -8,3 +8,4 @@ mod cut_off;
 mod execution;
 mod limits;
 mod nodes;
+mod parts;

@@ -57,7 +57,7 @@ async fn every_field_survives_the_database(db: Db) {
         .business("order", "42")
         .at(later(60))
         .priority(-5)
-        .lane(Lane(99))
+        .part("example.org")
         .dedup_for(Duration::from_secs(86_400))
         .traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
         .created_by("alice");
