@@ -9,9 +9,9 @@
 //!
 //! *Failure.* A schema that this binary cannot use is refused with a message that says what to do; nothing is changed.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Fault, Result};
 
-use super::db::{Connection, Dialect, query};
+use super::db::{Connection, Dialect, fault, query};
 use super::pool::{Pools, Use};
 use super::retry::{Scope, retrying};
 
@@ -173,19 +173,33 @@ pub(super) async fn make_like(c: &mut Connection<'_>, token: &str, name: &str) -
     Ok(())
 }
 
-/// The view of all tasks for people, over these tables.
-pub(super) async fn view_tasks(c: &mut Connection<'_>, tables: &[String]) -> sqlx::Result<()> {
+/// The view of all tasks for people, over these tables. `false`: somebody reads it, perhaps for long (a backup), so it stays as
+/// it was. Tasks must not wait for that.
+pub(super) async fn view_tasks(c: &mut Connection<'_>, tables: &[String]) -> sqlx::Result<bool> {
     let is_view = |s: &String| s.contains("{view} {task}_readable");
     let Some(view) = MIGRATIONS.iter().flat_map(|migration| statements(migration)).find(is_view) else {
-        return Ok(()); // the base schema has it
+        return Ok(true); // the base schema has it
     };
     let (head, select) = view.split_once(" AS SELECT").unwrap_or((&view, ""));
     let selects: Vec<_> = tables.iter().map(|table| format!("SELECT {}", select.replace("{task}", table))).collect();
-    if c.dialect() == Dialect::Sqlite {
-        c.script("DROP VIEW IF EXISTS retry_task_readable".into()).await?;
-    }
     let head = head.replace("{task}", "retry_task");
-    run_statement(c, &render(&format!("{head} AS {}", selects.join(" UNION ALL ")), c.dialect())).await
+    let (before, undo, after) = match c.dialect() {
+        Dialect::Sqlite => ("DROP VIEW IF EXISTS retry_task_readable", "", ""),
+        Dialect::Postgres => {
+            let back = "SET LOCAL lock_timeout = '5min'";
+            ("SAVEPOINT redrive_view; SET LOCAL lock_timeout = '1s'", "ROLLBACK TO SAVEPOINT redrive_view", back)
+        }
+        Dialect::MySql => ("SET SESSION lock_wait_timeout = 1", "", "SET SESSION lock_wait_timeout = DEFAULT"),
+    };
+    c.script(before.into()).await?;
+    let made = run_statement(c, &render(&format!("{head} AS {}", selects.join(" UNION ALL ")), c.dialect())).await;
+    for statement in [if made.is_err() { undo } else { "" }, after].into_iter().filter(|s| !s.is_empty()) {
+        c.script(statement.into()).await?;
+    }
+    match made {
+        Err(e) if fault(&e) == Fault::Busy => Ok(false),
+        made => made.map(|()| true),
+    }
 }
 
 /// The statements of a script, without its comments.

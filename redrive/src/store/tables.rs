@@ -287,14 +287,19 @@ impl Store {
             .is_some()))
     }
 
-    /// Drops a table if there is nothing in it, and nobody can put anything there meanwhile.
+    /// Drops a table if there is nothing in it, and nobody can put anything there meanwhile. One that somebody reads (a backup)
+    /// is left for the next time.
     async fn drop_table(&self, table: Table) -> Result<bool> {
         let doing = format!("dropping {table}");
-        retrying!(self.pools(), Use::Write, schema::scope(self.dialect()), &doing, |c, _| {
+        let dropped = retrying!(self.pools(), Use::Insert, schema::scope(self.dialect()), &doing, |c, _| {
             schema::lock(c).await?;
             let dropped = drop_if_empty(c, table).await;
             schema::unlock(c, dropped).await
-        })
+        });
+        match dropped {
+            Err(e) if e.fault() == Some(Fault::Busy) => Ok(false),
+            dropped => dropped,
+        }
     }
 
     async fn drop_archives(&self, tables: &Tables, retention: &Retention, now: Timestamp) -> Result<Vec<String>> {
@@ -420,7 +425,7 @@ async fn make(c: &mut Connection<'_>, tables: &[Table], read: bool, now: Timesta
         }
     }
     if !made.is_empty() {
-        view(c).await?;
+        view_without(c, "").await?;
     }
     moved_on(c).await?;
     Ok(made)
@@ -456,12 +461,8 @@ async fn moved_on(c: &mut Connection<'_>) -> sqlx::Result<()> {
     c.execute(query(sql).bind(SETTING)).await.map(|_| ())
 }
 
-/// The view of all tasks.
-async fn view(c: &mut Connection<'_>) -> sqlx::Result<()> {
-    view_without(c, "").await
-}
-
-async fn view_without(c: &mut Connection<'_>, name: &str) -> sqlx::Result<()> {
+/// The view of all tasks, but those of one table. `false`: it could not be changed now; the next change brings it up to date.
+async fn view_without(c: &mut Connection<'_>, name: &str) -> sqlx::Result<bool> {
     let sql = "SELECT name FROM redrive_table WHERE kind = 'task' AND name <> ? ORDER BY month DESC, bucket";
     let rows = c.rows(query(sql).bind(name)).await?;
     let names: sqlx::Result<Vec<String>> = rows.iter().map(|row| Ok(row.columns().text()?.to_owned())).collect();
@@ -473,7 +474,9 @@ async fn drop_if_empty(c: &mut Connection<'_>, table: Table) -> sqlx::Result<boo
     let name = table.to_string();
     let is_empty = query(format!("SELECT 1 AS n FROM {name} LIMIT 1"));
     if c.dialect() == Dialect::MySql {
-        view_without(c, &name).await?;
+        if !view_without(c, &name).await? {
+            return Ok(false);
+        }
         // Rather later than in the way of others, who would queue up behind us.
         c.script("SET SESSION lock_wait_timeout = 1".into()).await?;
         let locked = c.script(format!("LOCK TABLES {name} WRITE")).await;
@@ -487,7 +490,7 @@ async fn drop_if_empty(c: &mut Connection<'_>, table: Table) -> sqlx::Result<boo
         c.script("UNLOCK TABLES".into()).await?;
         return match dropped? {
             true => forget(c, &name).await.map(|()| true),
-            false => view(c).await.map(|()| false),
+            false => view_without(c, "").await.map(|_| false),
         };
     }
     if c.dialect() == Dialect::Postgres {
@@ -497,9 +500,11 @@ async fn drop_if_empty(c: &mut Connection<'_>, table: Table) -> sqlx::Result<boo
     if c.row(is_empty).await?.is_some() {
         return Ok(false);
     }
-    view_without(c, &name).await?;
-    drop_and_forget(c, &name).await?;
-    Ok(true)
+    let is_free = view_without(c, &name).await?;
+    if is_free {
+        drop_and_forget(c, &name).await?;
+    }
+    Ok(is_free)
 }
 
 async fn drop_and_forget(c: &mut Connection<'_>, name: &str) -> sqlx::Result<()> {

@@ -18,6 +18,7 @@ stores!(
     a_process_that_knows_nothing_yet_is_served,
     what_comes_late_is_read_after_all,
     what_is_written_while_its_table_goes_is_not_lost,
+    a_backup_that_reads_for_long_holds_nothing_up,
     the_number_of_tables_is_fixed,
     a_callers_transaction_finds_its_table,
     lists_go_from_month_to_month,
@@ -242,6 +243,30 @@ async fn what_is_written_while_its_table_goes_is_not_lost(db: Db) {
     let id = insert(&stale, new(2), at("2027-01-15T00:00:00Z")).await;
     assert_eq!(db.store.get(id).await.unwrap().unwrap().id, id);
     assert_eq!(work(&db, at("2027-09-15T00:00:00Z")).await[0].id, id);
+}
+
+/// It has read everything, and its transaction is open.
+async fn a_backup_that_reads_for_long_holds_nothing_up(db: Db) {
+    on(&db, "2027-01-15T00:00:00Z").await;
+    let mut backup = Raw::connect(&db).await;
+    if db.kind != Kind::Sqlite {
+        backup.begin().await;
+        for what in ["retry_task_202701_0", "retry_task_readable"] {
+            backup.sql(&format!("SELECT COUNT(*) FROM {what}")).await.unwrap();
+        }
+    }
+    let id = insert(&db.store, new(1), at("2027-05-01T00:00:00Z")).await;
+    assert_eq!(db.store.get(id).await.unwrap().unwrap().id, id);
+    let later = at("2027-09-01T00:00:00Z");
+    let rotated = db.store.rotate(&Retention::default(), later).await.unwrap();
+    assert_eq!(rotated.dropped.contains(&"retry_task_202701_0".into()), db.kind == Kind::Sqlite);
+    assert_eq!(work(&db, later).await.len(), 1);
+    if db.kind != Kind::Sqlite {
+        backup.commit().await;
+        let rotated = db.store.rotate(&Retention::default(), later).await.unwrap();
+        assert!(rotated.dropped.contains(&"retry_task_202701_0".into()), "{rotated:?}");
+    }
+    assert_eq!(db.sql("SELECT COUNT(*) FROM retry_task_readable").await, Some(0));
 }
 
 async fn the_number_of_tables_is_fixed(db: Db) {
