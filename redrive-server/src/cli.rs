@@ -5,6 +5,7 @@ use redrive::Store;
 
 use crate::bench::Bench;
 use crate::migrate::Migrate;
+use crate::serve::Serve;
 use crate::{method, node, serve};
 
 /// redrive makes failed calls good: durable retries, dead letters, and the people behind them.
@@ -20,7 +21,7 @@ enum Command {
     /// Run the server, on an embedded SQLite database unless told otherwise.
     ///
     /// Stops cleanly on Ctrl-C (SIGINT) or SIGTERM; a second one stops at once.
-    Serve(Database),
+    Serve(Serve),
     /// Create the schema in a database, bring it up to date, or go over to monthly tables.
     ///
     /// Safe while nodes are running, and to be repeated. `serve` brings the schema up to date when it starts.
@@ -63,7 +64,7 @@ impl Database {
 impl Cli {
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         match self.command {
-            Command::Serve(database) => serve::run(&database).await,
+            Command::Serve(serve) => serve::run(&serve).await,
             Command::Node(command) => command.run().await,
             Command::Method(command) => command.run().await,
             Command::Bench(bench) => bench.run().await,

@@ -6,6 +6,7 @@ mod method;
 mod migrate;
 mod node;
 mod serve;
+mod server;
 
 use std::process::ExitCode;
 

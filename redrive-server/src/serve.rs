@@ -1,24 +1,57 @@
 //! `redrive serve`: runs the engine until it is told to stop.
 
+use std::io::Write as _;
+use std::net::SocketAddr;
+
 use redrive::Engine;
+use tokio_util::sync::CancellationToken;
 
 use crate::cli::Database;
+use crate::server::{Server, collect_metrics};
 
-pub(crate) async fn run(database: &Database) -> anyhow::Result<()> {
+/// Tells people; if nobody listens any more (`redrive serve | head`), that is no reason to stop.
+macro_rules! say {
+    ($($text:tt)*) => {
+        _ = writeln!(std::io::stdout(), $($text)*)
+    };
+}
+#[derive(Debug, clap::Args)]
+pub(crate) struct Serve {
+    #[command(flatten)]
+    database: Database,
+    /// Where to answer HTTP: of this machine, as long as nobody has to log in.
+    #[arg(long, value_name = "ADDRESS", env = "REDRIVE_LISTEN", default_value = "127.0.0.1:7070")]
+    listen: SocketAddr,
+}
+
+pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
     let mut signals = StopSignals::new()?;
-    let store = database.open().await?;
+    let metrics = collect_metrics()?;
+    let store = serve.database.open().await?;
     let engine = Engine::builder(store.clone()).start().await?;
-    println!("redrive {} is running", env!("CARGO_PKG_VERSION"));
-    println!("  database: {}", store.shown_url());
-    println!("  stop with Ctrl-C");
-    println!("{}: stopping", signals.next().await);
+    let server = match Server::bind(serve.listen, engine.clone(), metrics).await {
+        Ok(server) => server,
+        Err(e) => {
+            engine.stop().await;
+            return Err(e);
+        }
+    };
+    say!("redrive {} is running", env!("CARGO_PKG_VERSION"));
+    say!("  database: {}", store.shown_url());
+    say!("  API:      http://{}/api/v1", server.address()?);
+    say!("  stop with Ctrl-C");
+    let stopped = CancellationToken::new();
+    let answering = tokio::spawn(server.run(stopped.clone().cancelled_owned()));
+    say!("{}: stopping", signals.next().await);
     let stopping = async {
+        stopped.cancel();
         engine.stop().await;
+        _ = answering.await;
         store.close().await;
     };
     tokio::select! {
-        () = stopping => println!("stopped"),
-        again = signals.next() => println!("{again}: stopped at once"),
+        () = stopping => say!("stopped"),
+        again = signals.next() => say!("{again}: stopped at once"),
     }
     Ok(())
 }

@@ -77,6 +77,23 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// What keeps this node from looking for tasks now, for people; nothing if it does.
+    pub fn troubles(&self) -> Vec<&'static str> {
+        let shared = &self.0;
+        let owns_none = shared.owned.read().unwrap_or_else(PoisonError::into_inner).values().all(|shards| *shards == 0);
+        let all = [
+            (shared.stopping.is_cancelled(), "this node is stopping"),
+            (!shared.me.may_work(), "this node could not beat for too long, and may not work until it can"),
+            (
+                owns_none && !shared.lanes.methods().is_empty(),
+                "this node has no shards: it has no view of the others, or there are too many",
+            ),
+        ];
+        all.into_iter().filter(|(is_so, _)| *is_so).map(|(_, trouble)| trouble).collect()
+    }
+}
+
 impl Shared {
     /// Makes a new view. First who is listed, then the node table: everybody is in that before he is listed.
     pub(super) async fn renew_view(&self) -> Result<(), Trouble> {

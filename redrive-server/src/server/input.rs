@@ -1,0 +1,54 @@
+//! What callers send: read strictly, and refused with the place where it is wrong.
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use redrive::TaskId;
+use serde::de::DeserializeOwned;
+
+use super::problem::Problem;
+
+/// A JSON body. Fields that are not known are refused: a misspelled limit must not be ignored.
+pub(super) struct Json<T>(pub(super) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let bytes = Bytes::from_request(request, state).await;
+        let bytes = bytes.map_err(|e| Problem::new(e.status(), "unreadable_body", e.body_text()))?;
+        // No body is an empty object: for actions, whose fields are all optional.
+        let bytes = if bytes.is_empty() { Bytes::from_static(b"{}") } else { bytes };
+        let read = serde_json::from_slice(&bytes).map(Self);
+        read.map_err(|e| Problem::new(StatusCode::BAD_REQUEST, "not_understood", format!("the body: {e}")))
+    }
+}
+
+/// The query.
+pub(super) struct Asked<T>(pub(super) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let read = Query::<T>::from_request_parts(parts, state).await;
+        let wrong = |e: axum::extract::rejection::QueryRejection| e.body_text();
+        read.map(|Query(query)| Self(query))
+            .map_err(|e| Problem::new(StatusCode::BAD_REQUEST, "not_understood", format!("the query: {}", wrong(e))))
+    }
+}
+
+/// The id of a task, in the path.
+pub(super) struct Id(pub(super) TaskId);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let Path(text) = Path::<String>::from_request_parts(parts, state)
+            .await
+            .map_err(|e| Problem::new(StatusCode::BAD_REQUEST, "not_understood", e.body_text()))?;
+        text.parse().map(Self).map_err(Problem::from)
+    }
+}

@@ -1,0 +1,89 @@
+//! The HTTP server: API, health, metrics.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `problem` | errors as `application/problem+json` |
+//! | `input` | bodies and queries, with all that is wrong said |
+//! | `health` | is it alive, is it ready, and metrics |
+//! | `tasks` | tasks that wait or run |
+//! | `dead` | dead letters |
+//! | `cluster` | methods and nodes |
+
+mod cluster;
+mod dead;
+mod health;
+mod input;
+mod problem;
+mod tasks;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::{Context as _, ensure};
+use axum::Router;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use redrive::Engine;
+use tokio::net::TcpListener;
+
+/// Largest body of a request.
+const MOST_BYTES: usize = 16 * 1024 * 1024;
+
+/// What all handlers share.
+#[derive(Clone)]
+pub(crate) struct App(Arc<Shared>);
+
+pub(crate) struct Shared {
+    pub(crate) engine: Engine,
+    metrics: PrometheusHandle,
+}
+
+impl std::ops::Deref for App {
+    type Target = Shared;
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+/// Collects metrics from now on. Once in a process, before the engine starts.
+pub(crate) fn collect_metrics() -> anyhow::Result<PrometheusHandle> {
+    PrometheusBuilder::new().install_recorder().context("collecting metrics")
+}
+
+/// A server that has its address but does not answer yet.
+pub(crate) struct Server {
+    listener: TcpListener,
+    app: App,
+}
+
+impl Server {
+    /// Without tokens whoever reaches it may do everything, so it listens where only this machine does.
+    pub(crate) async fn bind(address: SocketAddr, engine: Engine, metrics: PrometheusHandle) -> anyhow::Result<Self> {
+        ensure!(
+            address.ip().is_loopback(),
+            "{address} can be reached from elsewhere, and nobody has to log in yet: listen on 127.0.0.1, behind a proxy that does that"
+        );
+        let listener = TcpListener::bind(address).await.with_context(|| format!("listening on {address}"))?;
+        Ok(Self { listener, app: App(Arc::new(Shared { engine, metrics })) })
+    }
+
+    pub(crate) fn address(&self) -> anyhow::Result<SocketAddr> {
+        Ok(self.listener.local_addr()?)
+    }
+
+    /// Answers until `stopped`, then ends what is under way.
+    pub(crate) async fn run(self, stopped: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
+        let router = router(self.app);
+        axum::serve(self.listener, router).with_graceful_shutdown(stopped).await.context("serving")
+    }
+}
+
+fn router(app: App) -> Router {
+    let api = Router::new().merge(tasks::routes()).merge(dead::routes()).merge(cluster::routes());
+    Router::new()
+        .merge(health::routes())
+        .nest("/api/v1", api)
+        .fallback(problem::no_such_route)
+        .method_not_allowed_fallback(problem::no_such_method)
+        .layer(axum::extract::DefaultBodyLimit::max(MOST_BYTES))
+        .with_state(app)
+}

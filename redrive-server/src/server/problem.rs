@@ -1,0 +1,80 @@
+//! Errors as `application/problem+json` (RFC 9457): a code for programs, a sentence for people, and where it is wrong.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use redrive::Error;
+use serde::Serialize;
+
+/// An answer that says what is wrong.
+#[derive(Debug, Serialize)]
+pub(super) struct Problem {
+    /// For programs: it does not change.
+    code: &'static str,
+    status: u16,
+    title: &'static str,
+    /// What was being done, and to what.
+    detail: String,
+    /// Each field that is wrong.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    errors: Vec<Wrong>,
+}
+
+#[derive(Debug, Serialize)]
+struct Wrong {
+    field: String,
+    problem: String,
+}
+
+pub(super) type Answer<T> = Result<T, Problem>;
+
+impl Problem {
+    pub(super) fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
+        let title = status.canonical_reason().unwrap_or("Error");
+        Self { code, status: status.as_u16(), title, detail: detail.into(), errors: Vec::new() }
+    }
+
+    pub(super) fn not_found(what: &str, id: impl std::fmt::Display) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", format!("there is no {what} {id}"))
+    }
+}
+
+impl From<Error> for Problem {
+    fn from(e: Error) -> Self {
+        let said = e.to_string();
+        match e {
+            Error::Invalid(problems) => {
+                let wrong = |(field, problem): (&str, &str)| Wrong { field: field.into(), problem: problem.into() };
+                let errors = problems.iter().map(wrong).collect();
+                Self { errors, ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", said) }
+            }
+            Error::NotFound { .. } => Self::new(StatusCode::NOT_FOUND, "not_found", said),
+            Error::Conflict { .. } => Self::new(StatusCode::CONFLICT, "conflict", said),
+            ref e if e.is_transient() => Self::new(StatusCode::SERVICE_UNAVAILABLE, "database_unavailable", said),
+            _ => {
+                tracing::error!(error = said, "a request failed");
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "see the server's log")
+            }
+        }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let body = serde_json::to_string(&self).unwrap_or_default(); // plain values cannot fail
+        let mut response = (status, [(header::CONTENT_TYPE, "application/problem+json")], body).into_response();
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+pub(super) async fn no_such_route(uri: axum::http::Uri) -> Problem {
+    Problem::new(StatusCode::NOT_FOUND, "no_such_route", format!("there is nothing at {}", uri.path()))
+}
+
+pub(super) async fn no_such_method(method: axum::http::Method, uri: axum::http::Uri) -> Problem {
+    let detail = format!("{} does not take {method}", uri.path());
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no_such_method", detail)
+}

@@ -1,0 +1,229 @@
+//! Tasks that wait or run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::{get, post, put};
+use redrive::store::{Cancelled, TaskFilter};
+use redrive::{Enqueued, NewTask, OnDuplicate, Policy, Status, Task, TaskId, Timestamp};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::App;
+use super::input::{Asked, Id, Json};
+use super::problem::{Answer, Problem};
+
+pub(super) fn routes() -> Router<App> {
+    Router::new()
+        .route("/tasks", get(list).post(enqueue))
+        .route("/tasks/{id}", get(show))
+        .route("/tasks/{id}/cancel", post(cancel))
+        .route("/tasks/{id}/fail", post(fail))
+        .route("/tasks/{id}/retry", post(retry))
+        .route("/tasks/{id}/policy", put(edit_policy))
+}
+
+/// Most entries of a page.
+const MOST: u32 = 1_000;
+
+/// Which tasks, and which page of them.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Filter {
+    status: Option<Status>,
+    method: Option<String>,
+    key: Option<String>,
+    business_type: Option<String>,
+    business_id: Option<String>,
+    error_kind: Option<String>,
+    created_from: Option<Timestamp>,
+    created_before: Option<Timestamp>,
+    /// The last id of the page before.
+    after: Option<TaskId>,
+    limit: Option<u32>,
+}
+
+impl Filter {
+    pub(super) fn read(self) -> Answer<(TaskFilter, u32)> {
+        let limit = self.limit.unwrap_or(100);
+        if !(1..=MOST).contains(&limit) {
+            return Err(redrive::Error::invalid("limit", format!("must be from 1 to {MOST}")).into());
+        }
+        let filter = TaskFilter {
+            status: self.status,
+            method: self.method,
+            key: self.key,
+            business_type: self.business_type,
+            business_id: self.business_id,
+            error_kind: self.error_kind,
+            created_from: self.created_from,
+            created_before: self.created_before,
+            after: self.after,
+        };
+        Ok((filter, limit))
+    }
+}
+
+/// A task, as the API shows it. The names of fields are those of the table.
+#[derive(Debug, Serialize)]
+pub(super) struct Shown<'t> {
+    id: TaskId,
+    status: Status,
+    #[serde(rename = "method_name")]
+    method: &'t str,
+    #[serde(rename = "task_key")]
+    key: Option<&'t str>,
+    business_type: Option<&'t str>,
+    business_id: Option<&'t str>,
+    params: Value,
+    attempt_count: u32,
+    crashes: u32,
+    next_retry_time: Timestamp,
+    priority: i16,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+    first_failed_at: Option<Timestamp>,
+    last_error: Option<&'t redrive::LastError>,
+    history: &'t [redrive::Attempt],
+    version: i32,
+    locked_by: Option<redrive::NodeNumber>,
+    locked_at: Option<Timestamp>,
+    cancel_requested: redrive::StopRequest,
+    origin_id: Option<TaskId>,
+    created_by: Option<&'t str>,
+    updated_by: Option<&'t str>,
+    policy: &'t Policy,
+}
+
+impl<'t> From<&'t Task> for Shown<'t> {
+    fn from(task: &'t Task) -> Self {
+        // Params that are encrypted, or are not JSON for whatever reason, are shown as the text that they are.
+        let params = serde_json::from_str(&task.params).unwrap_or_else(|_| Value::String(task.params.clone()));
+        Self {
+            id: task.id,
+            status: task.status,
+            method: &task.method,
+            key: task.key.as_deref(),
+            business_type: task.business.as_ref().map(|b| &*b.kind),
+            business_id: task.business.as_ref().map(|b| &*b.id),
+            params,
+            attempt_count: task.attempts,
+            crashes: task.crashes,
+            next_retry_time: task.due,
+            priority: task.priority,
+            created_at: task.created_at,
+            updated_at: task.updated_at,
+            first_failed_at: task.first_failed_at,
+            last_error: task.last_error.as_ref(),
+            history: &task.history,
+            version: task.version,
+            locked_by: task.locked_by,
+            locked_at: task.locked_at,
+            cancel_requested: task.stop,
+            origin_id: task.origin_id,
+            created_by: task.created_by.as_deref(),
+            updated_by: task.updated_by.as_deref(),
+            policy: &task.policy,
+        }
+    }
+}
+
+async fn list(State(app): State<App>, Asked(filter): Asked<Filter>) -> Answer<axum::Json<Value>> {
+    let (filter, limit) = filter.read()?;
+    let tasks = app.engine.list(&filter, limit).await?;
+    let next = tasks.last().filter(|_| tasks.len() as u32 == limit).map(|task| task.id);
+    let shown: Vec<Shown<'_>> = tasks.iter().map(Shown::from).collect();
+    Ok(axum::Json(json!({ "tasks": shown, "next": next })))
+}
+
+async fn show(State(app): State<App>, Id(id): Id) -> Answer<axum::Json<Value>> {
+    let task = app.engine.get(id).await?.ok_or_else(|| Problem::not_found("task", id))?;
+    Ok(axum::Json(json!(Shown::from(&task))))
+}
+
+/// A task to be written down.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct New {
+    method: String,
+    #[serde(default)]
+    params: Value,
+    key: Option<String>,
+    #[serde(default)]
+    on_duplicate: OnDuplicate,
+    business_type: Option<String>,
+    business_id: Option<String>,
+    policy: Option<Policy>,
+    #[serde(default, with = "humantime_serde_option")]
+    delay: Option<Duration>,
+    #[serde(default)]
+    priority: i16,
+}
+
+/// A duration as people write it: `"5m"`.
+mod humantime_serde_option {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer};
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Duration>, D::Error> {
+        let text = Option::<String>::deserialize(d)?;
+        text.map(|text| humantime::parse_duration(&text)).transpose().map_err(serde::de::Error::custom)
+    }
+}
+
+impl New {
+    fn into_task(self) -> redrive::Result<NewTask> {
+        let mut task =
+            NewTask::new(&self.method, &self.params)?.on_duplicate(self.on_duplicate).priority(self.priority);
+        if let Some(key) = self.key {
+            task = task.key(key);
+        }
+        if let Some(policy) = self.policy {
+            task = task.policy(policy);
+        }
+        if let Some(delay) = self.delay {
+            task = task.delay(delay);
+        }
+        match (self.business_type, self.business_id) {
+            (Some(kind), Some(id)) => Ok(task.business(kind, id)),
+            (None, None) => Ok(task),
+            _ => Err(redrive::Error::invalid("business_id", "is given together with business_type, or neither is")),
+        }
+    }
+}
+
+async fn enqueue(State(app): State<App>, Json(new): Json<New>) -> Answer<(StatusCode, axum::Json<Enqueued>)> {
+    let enqueued = app.engine.enqueue(new.into_task()?).await?;
+    let status = if enqueued.existed { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((status, axum::Json(enqueued)))
+}
+
+fn stopped(how: Cancelled) -> axum::Json<Value> {
+    let how = match how {
+        Cancelled::Ended => "ended",
+        Cancelled::Requested => "requested",
+    };
+    axum::Json(json!({ "state": how }))
+}
+
+async fn cancel(State(app): State<App>, Id(id): Id) -> Answer<axum::Json<Value>> {
+    Ok(stopped(app.engine.cancel(id).await?))
+}
+
+async fn fail(State(app): State<App>, Id(id): Id) -> Answer<axum::Json<Value>> {
+    Ok(stopped(app.engine.fail(id).await?))
+}
+
+async fn retry(State(app): State<App>, Id(id): Id) -> Answer<StatusCode> {
+    app.engine.retry_now(id, None).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn edit_policy(State(app): State<App>, Id(id): Id, Json(policy): Json<Policy>) -> Answer<StatusCode> {
+    app.engine.edit_policy(id, &Arc::new(policy), None).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
