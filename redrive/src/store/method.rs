@@ -3,15 +3,16 @@
 //! A pause is a row of `redrive_setting` (`pause/` and the lane's number), which every node reads as often as it beats. Who
 //! pauses and resumes is noted in `redrive_audit` in the same transaction.
 
+use std::fmt::Display;
+
 use crate::clock::Timestamp;
 use crate::error::Result;
-use crate::id::SHARDS;
 use crate::task::Lane;
 
 use super::Store;
+use super::audit::AuditEntry;
+use super::count::all_shards;
 use super::db::{Connection, Dialect, query};
-use super::hot::Slice;
-use super::layout::Table;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::narrow;
@@ -73,7 +74,8 @@ impl Store {
         change: super::db::Query<'_>,
         now: Timestamp,
     ) -> Result<bool> {
-        let id = self.ids().next(self.ids().any_shard(), now);
+        let entry = AuditEntry::new(by.unwrap_or("unknown"), &format!("method.{action}"), method);
+        let record = self.record(entry, now);
         retrying!(
             self.pools(),
             Use::Write,
@@ -83,10 +85,7 @@ impl Store {
                 if c.execute(change.clone()).await? == 0 {
                     return Ok(tried > 0); // our earlier try, whose answer was lost
                 }
-                let audit =
-                    "INSERT INTO redrive_audit (id, at, who, action, target, outcome) VALUES (?, ?, ?, ?, ?, 'done')";
-                let audit = query(audit).bind(id).bind(now).bind(by.unwrap_or("unknown"));
-                c.execute(audit.bind(format!("method.{action}")).bind(method)).await?;
+                record.write(c, now).await?;
                 Ok(true)
             }
         )
@@ -110,22 +109,31 @@ impl Store {
     pub async fn depths(&self) -> Result<Vec<LaneDepth>> {
         let mut lanes: Vec<LaneDepth> = Vec::new();
         for table in self.tables().read() {
-            let counted =
-                retrying!(self.pools(), Use::Read, Scope::Statement, "counting tasks", |c, _| depths(c, table).await);
-            for found in self.learn_from(counted).await? {
-                match lanes.iter_mut().find(|lane| lane.lane == found.lane) {
-                    Some(lane) => lane.depth += found.depth,
-                    None => lanes.push(found),
-                }
-            }
+            let counted = retrying!(self.pools(), Use::Read, Scope::Statement, "counting tasks", |c, _| {
+                depths(c, table, MOST_COUNTED).await
+            });
+            add_up(&mut lanes, self.learn_from(counted).await?);
         }
         for lane in &mut lanes {
-            let shard = |shard| Slice { lane: lane.lane, shard, from: Timestamp::EPOCH };
-            let slices: Vec<Slice> = (0..SHARDS).map(shard).collect();
-            let first = self.scan(&slices, Timestamp::MAX, 1).await?;
-            lane.oldest_due = first.iter().map(|due| due.due).min();
+            lane.oldest_due = self.oldest_due(lane.lane).await?;
         }
         Ok(lanes)
+    }
+
+    /// When the first of what waits in a lane is due.
+    pub(super) async fn oldest_due(&self, lane: Lane) -> Result<Option<Timestamp>> {
+        let first = self.scan(&all_shards(lane), Timestamp::MAX, 1).await?;
+        Ok(first.iter().map(|due| due.due).min())
+    }
+}
+
+/// The lanes of another table beside those that are known.
+pub(super) fn add_up(lanes: &mut Vec<LaneDepth>, more: Vec<LaneDepth>) {
+    for found in more {
+        match lanes.iter_mut().find(|lane| lane.lane == found.lane) {
+            Some(lane) => lane.depth += found.depth,
+            None => lanes.push(found),
+        }
     }
 }
 
@@ -134,7 +142,7 @@ fn setting(method: &str) -> String {
 }
 
 /// From lane to lane by the index, without looking at what is between; then each is counted, up to a point.
-async fn depths(c: &mut Connection<'_>, table: Table) -> sqlx::Result<Vec<LaneDepth>> {
+pub(super) async fn depths(c: &mut Connection<'_>, table: impl Display, most: u64) -> sqlx::Result<Vec<LaneDepth>> {
     let lanes = format!(
         "WITH RECURSIVE l(lane) AS (SELECT MIN(lane) FROM {table} UNION ALL \
          SELECT (SELECT MIN(t.lane) FROM {table} t WHERE t.lane > l.lane) FROM l WHERE l.lane IS NOT NULL) \
@@ -144,7 +152,7 @@ async fn depths(c: &mut Connection<'_>, table: Table) -> sqlx::Result<Vec<LaneDe
     for row in c.rows(query(lanes)).await? {
         let lane = Lane(narrow(row.int()?)?);
         let count = format!("SELECT COUNT(*) FROM (SELECT 1 AS n FROM {table} WHERE lane = ? LIMIT ?) x");
-        let count = c.row(query(count).bind(lane).bind(MOST_COUNTED as i64)).await?;
+        let count = c.row(query(count).bind(lane).bind(most.cast_signed())).await?;
         let method = format!("SELECT method_name FROM {table} WHERE lane = ? LIMIT 1");
         let Some(method) = c.row(query(method).bind(lane)).await? else { continue };
         let depth = count.map(|row| row.int()).transpose()?.unwrap_or(0);
