@@ -150,7 +150,7 @@ impl Store {
     async fn count_running(&self) -> Result<Count> {
         let wanted = Wanted::AtHead("x.status = 1", Vec::new());
         let mut running = 0;
-        for lane in self.lane_depths().await? {
+        for lane in self.count_lanes().await? {
             for (table, slices) in self.tables().reading(&all_shards(lane.lane)) {
                 let found = retrying!(self.pools(), Use::Read, Scope::Statement, "counting running tasks", |c, _| {
                     Ok(read_slices(c, table, &slices, "t.id", &wanted, Timestamp::MAX, 256).await?.len() as u64)
@@ -193,14 +193,14 @@ impl Store {
 
     async fn count_methods(&self, tasks: Count) -> Result<Vec<MethodCount>> {
         let paused = self.paused().await?;
-        let live = self.lane_depths().await?;
-        let dead = retrying!(self.pools(), Use::Read, Scope::Statement, "counting dead letters", |c, _| depths(
-            c,
-            "retry_dead",
-            MOST_EXACT
-        )
-        .await)?;
-        let mut names: Vec<(Lane, String)> = live.iter().chain(&dead).map(|d| (d.lane, d.method.clone())).collect();
+        let live = self.count_lanes().await?;
+        let mut dead = Vec::new();
+        let counted = retrying!(self.pools(), Use::Read, Scope::Statement, "counting dead letters", |c, _| {
+            depths(c, "retry_dead", MOST_EXACT).await
+        })?;
+        add_up(&mut dead, counted);
+        let mut names: Vec<(Lane, String)> =
+            live.iter().chain(&dead).map(|in_it| (in_it.lane, in_it.method.clone())).collect();
         names.sort();
         names.dedup_by_key(|(lane, _)| *lane);
         let mut methods = Vec::with_capacity(names.len());
@@ -219,15 +219,33 @@ impl Store {
     }
 
     /// The lanes that have tasks, counted up to [`MOST_EXACT`] in each table.
-    async fn lane_depths(&self) -> Result<Vec<LaneDepth>> {
-        let mut lanes: Vec<LaneDepth> = Vec::new();
+    async fn count_lanes(&self) -> Result<Vec<InLane>> {
+        let mut lanes = Vec::new();
         for table in self.tables().read() {
             let counted = retrying!(self.pools(), Use::Read, Scope::Statement, "counting tasks", |c, _| {
                 depths(c, table, MOST_EXACT).await
             });
-            super::method::add_up(&mut lanes, self.learn_from(counted).await?);
+            add_up(&mut lanes, self.learn_from(counted).await?);
         }
         Ok(lanes)
+    }
+}
+
+/// What there is in a lane.
+struct InLane {
+    lane: Lane,
+    method: String,
+    count: Count,
+}
+
+/// The lanes of another table beside those that are known.
+fn add_up(lanes: &mut Vec<InLane>, more: Vec<LaneDepth>) {
+    for found in more {
+        let count = Count::up_to(MOST_EXACT, found.depth);
+        match lanes.iter_mut().find(|lane| lane.lane == found.lane) {
+            Some(lane) => lane.count = lane.count + count,
+            None => lanes.push(InLane { lane: found.lane, method: found.method, count }),
+        }
     }
 }
 
@@ -235,9 +253,8 @@ pub(super) fn all_shards(lane: Lane) -> Vec<Slice> {
     (0..SHARDS).map(|shard| Slice { lane, shard, from: Timestamp::EPOCH }).collect()
 }
 
-fn count_in(depths: &[LaneDepth], lane: Lane) -> Count {
-    let depth = depths.iter().find(|depth| depth.lane == lane).map_or(0, |depth| depth.depth);
-    Count::up_to(MOST_EXACT, depth)
+fn count_in(lanes: &[InLane], lane: Lane) -> Count {
+    lanes.iter().find(|in_it| in_it.lane == lane).map_or(Count::default(), |in_it| in_it.count)
 }
 
 /// If there is one method only that was not counted to its end, it has all that the others have not.

@@ -112,7 +112,12 @@ impl Store {
             let counted = retrying!(self.pools(), Use::Read, Scope::Statement, "counting tasks", |c, _| {
                 depths(c, table, MOST_COUNTED).await
             });
-            add_up(&mut lanes, self.learn_from(counted).await?);
+            for found in self.learn_from(counted).await? {
+                match lanes.iter_mut().find(|lane| lane.lane == found.lane) {
+                    Some(lane) => lane.depth += found.depth,
+                    None => lanes.push(found),
+                }
+            }
         }
         for lane in &mut lanes {
             lane.oldest_due = self.oldest_due(lane.lane).await?;
@@ -124,16 +129,6 @@ impl Store {
     pub(super) async fn oldest_due(&self, lane: Lane) -> Result<Option<Timestamp>> {
         let first = self.scan(&all_shards(lane), Timestamp::MAX, 1).await?;
         Ok(first.iter().map(|due| due.due).min())
-    }
-}
-
-/// The lanes of another table beside those that are known.
-pub(super) fn add_up(lanes: &mut Vec<LaneDepth>, more: Vec<LaneDepth>) {
-    for found in more {
-        match lanes.iter_mut().find(|lane| lane.lane == found.lane) {
-            Some(lane) => lane.depth += found.depth,
-            None => lanes.push(found),
-        }
     }
 }
 

@@ -16,8 +16,9 @@ layouts!(
     what_cannot_be_done_leaves_no_record,
     several_letters_have_one_record,
     records_are_found_by_who_what_and_when,
+    a_record_is_small_whatever_is_in_it,
+    pauses_are_recorded,
 );
-stores!(a_record_is_small_whatever_is_in_it, pauses_are_recorded);
 
 async fn audit(db: &Db) -> Vec<Audited> {
     db.store.audits(&AuditFilter::default(), 100).await.unwrap()

@@ -5,8 +5,7 @@ use redrive::{DeadReason, NewTask, Outcome};
 
 use crate::harness::*;
 
-layouts!(an_overview_counts_everything);
-stores!(many_are_counted_up_to_a_bound);
+layouts!(an_overview_counts_everything, many_are_counted_up_to_a_bound,);
 
 fn exact(n: u64) -> Count {
     Count { n, exactness: Exactness::Exact }
@@ -19,10 +18,13 @@ async fn overview(db: &Db) -> Overview {
 async fn an_overview_counts_everything(db: Db) {
     let empty = overview(&db).await;
     assert_eq!((empty.pending, empty.running, empty.dead, empty.methods.len()), (exact(0), exact(0), exact(0), 0));
-    let ids = add_many(&db.store, 10).await;
+    add_many(&db.store, 3).await;
     let me = node(&db.store).await;
-    let running = db.store.claim_due(&slices(), me, NOW, 3).await.unwrap().tasks;
-    let waits = ids.iter().filter(|id| running.iter().all(|task| task.id != **id)).copied().collect::<Vec<_>>();
+    let running = claim_all(&db.store, me, NOW).await.tasks;
+    let mut waits = Vec::new();
+    for n in 10..17 {
+        waits.push(add(&db.store, new(n)).await);
+    }
     for id in &waits[..2] {
         db.store.fail(*id, NOW).await.unwrap();
     }
@@ -31,15 +33,11 @@ async fn an_overview_counts_everything(db: Db) {
     add(&db.store, NewTask::new("other", &1).unwrap()).await;
     db.store.pause("other", None, NOW).await.unwrap();
     let seen = overview(&db).await;
-    let running_now = running.len() as u64 - 1;
-    assert_eq!((seen.pending, seen.running), (exact(waits.len() as u64 - 3 + 1), exact(running_now)));
+    assert_eq!((seen.pending, seen.running), (exact(4 + 1), exact(2)));
     assert_eq!((seen.dead, seen.archived), (exact(2), exact(1)));
     assert_eq!(seen.dead_by_reason, [(DeadReason::FailedByHand, exact(2))]);
     let of = |name: &str| seen.methods.iter().find(|m| m.method == name).unwrap();
-    assert_eq!(
-        (of("m").tasks, of("m").dead, of("m").paused),
-        (exact(waits.len() as u64 - 3 + running_now), exact(2), false)
-    );
+    assert_eq!((of("m").tasks, of("m").dead, of("m").paused), (exact(6), exact(2), false));
     assert_eq!((of("other").tasks, of("other").oldest_due, of("other").paused), (exact(1), Some(NOW), true));
 }
 
@@ -60,6 +58,11 @@ async fn many_are_counted_up_to_a_bound(db: Db) {
     let me = node(&db.store).await;
     let claimed = db.store.claim_due(&slices(), me, NOW, 5).await.unwrap().tasks.len() as u64;
     let seen = overview(&db).await;
+    if db.is_monthly() {
+        // Each of its tables is small enough.
+        assert_eq!((seen.pending, seen.methods[0].tasks), (exact(128_000 - claimed), exact(128_000)));
+        return;
+    }
     assert_eq!(
         seen.running,
         Count { n: claimed, exactness: Exactness::Estimate },

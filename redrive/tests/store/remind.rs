@@ -13,8 +13,8 @@ layouts!(
     a_letter_that_is_closed_or_taken_over_is_left_alone,
     to_have_seen_it_stops_nothing,
     two_nodes_write_one_reminder,
+    an_older_schema_learns_of_people,
 );
-stores!(an_older_schema_learns_of_people);
 
 const HOUR: Duration = Duration::from_secs(3600);
 

@@ -21,17 +21,14 @@ async fn a_look_is_bounded_and_goes_on(db: Db) {
     for part in (0..many).collect::<Vec<_>>().chunks(5_000) {
         db.store.insert(part.iter().map(|n| new(*n).no_key()).collect(), NOW).await.unwrap();
     }
-    let oldest = db.sql("SELECT MIN(id) FROM retry_task").await;
-    let tables = if db.is_monthly() { db.tables("task").await.len() } else { 1 };
-    db.sql("UPDATE retry_task SET last_error_msg = 'needle', last_error_kind = 'k', last_error_time = 1 WHERE id % 8000 = 0")
-        .await;
-    let wanted = db.count("retry_task WHERE id % 8000 = 0").await;
+    db.sql(
+        "UPDATE retry_task SET last_error_msg = 'needle', last_error_kind = 'k', last_error_time = 1 WHERE id % 97 = 0",
+    )
+    .await;
+    let wanted = db.count("retry_task WHERE id % 97 = 0").await;
     let filter = TaskFilter { error_contains: Some("needle".into()), ..TaskFilter::default() };
     let first = db.store.search(&filter, 1_000).await.unwrap();
-    assert!(
-        first.continue_after.is_some_and(|id| Some(id.as_i64()) > oldest || tables > 1),
-        "it has not looked at all"
-    );
+    assert!(first.continue_after.is_some() && first.items.len() < 1_000, "it has not looked at all");
     let (mut seen, mut looks, mut next) = (Vec::new(), 0, filter.clone());
     loop {
         let found = db.store.search(&next, 1_000).await.unwrap();
