@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use crate::store::Notice;
+use crate::store::{Notice, Reminder};
 use crate::task::storable;
 
 /// A message for people, and for programs that read webhooks.
@@ -56,10 +56,98 @@ struct Group<'n> {
     notices: Vec<&'n Notice>,
 }
 
-/// One message for all of these notices.
-pub(super) fn digest(notices: &[Notice]) -> Message {
-    let groups = groups(notices);
-    Message { subject: subject(notices.len(), &groups), text: text(notices.len(), &groups), details: details(&groups) }
+/// One message for all of these notices and reminders.
+pub(super) fn digest(notices: &[Notice], reminders: &[Reminder]) -> Message {
+    let (groups, waiting) = (groups(notices), by_method(reminders));
+    let mut message = Message {
+        subject: subject(notices.len(), &groups),
+        text: text(notices.len(), &groups),
+        details: details(&groups),
+    };
+    match (notices.is_empty(), reminders.is_empty()) {
+        (_, true) => {}
+        (true, false) => {
+            message.subject = format!("[redrive] {}", waiting_subject(reminders.len(), &waiting));
+            message.text = waiting_text(reminders.len(), &waiting);
+        }
+        (false, false) => {
+            message.subject += &format!("; {}", waiting_subject(reminders.len(), &waiting));
+            message.text = format!("{}\n{}", waiting_text(reminders.len(), &waiting), message.text);
+        }
+    }
+    if !reminders.is_empty()
+        && let Some(details) = message.details.as_object_mut()
+    {
+        details.insert("reminders".into(), waiting_details(reminders.len(), &waiting));
+    }
+    message
+}
+
+/// The letters of each method, the method with the most first; in each the longest dead first.
+fn by_method(reminders: &[Reminder]) -> Vec<(&str, Vec<&Reminder>)> {
+    let mut by_method: BTreeMap<&str, Vec<&Reminder>> = BTreeMap::new();
+    for reminder in reminders {
+        by_method.entry(&reminder.method).or_default().push(reminder);
+    }
+    let mut methods: Vec<_> = by_method.into_iter().collect();
+    methods.sort_by_key(|(_, letters)| std::cmp::Reverse(letters.len())); // stable: equals by name
+    for (_, letters) in &mut methods {
+        letters.sort_by_key(|letter| (letter.dead_at, letter.task_id));
+    }
+    methods
+}
+
+/// `3 dead letters wait for a person: pay (2), refund (1)`
+fn waiting_subject(count: usize, methods: &[(&str, Vec<&Reminder>)]) -> String {
+    let shown = methods.iter().take(METHODS_IN_SUBJECT);
+    let mut named: Vec<String> =
+        shown.map(|(method, letters)| format!("{} ({})", one_line(method, NAME), letters.len())).collect();
+    if methods.len() > METHODS_IN_SUBJECT {
+        named.push(format!("{} more methods", methods.len() - METHODS_IN_SUBJECT));
+    }
+    format!("{} for a person: {}", letters_wait(count), named.join(", "))
+}
+
+fn letters_wait(n: usize) -> String {
+    if n == 1 { "1 dead letter waits".into() } else { format!("{n} dead letters wait") }
+}
+
+fn waiting_text(count: usize, methods: &[(&str, Vec<&Reminder>)]) -> String {
+    let mut out = format!("{} for a person.\n", letters_wait(count));
+    for (method, letters) in methods.iter().take(METHODS) {
+        _ = write!(out, "\n{}: {}\n", one_line(method, NAME), letters.len());
+        for letter in letters.iter().take(ERRORS) {
+            _ = writeln!(out, "  {}", waiting_line(letter));
+        }
+    }
+    let others = methods.get(METHODS..).unwrap_or_default();
+    if !others.is_empty() {
+        let of: usize = others.iter().map(|(_, letters)| letters.len()).sum();
+        _ = write!(out, "\nand {of} of {} more methods\n", others.len());
+    }
+    out += "\nPeople are reminded of a letter, less and less often, until someone redrives, resolves, discards or takes it over.\n";
+    out
+}
+
+/// `42 order/7, reminder 2, dead as exhausted since 2026-02-05T12:00:00Z, seen, timeout: no answer`
+fn waiting_line(letter: &Reminder) -> String {
+    let business = letter.business.as_ref();
+    let business = business.map_or(String::new(), |b| format!(" {}/{}", one_line(&b.kind, 50), one_line(&b.id, 100)));
+    let seen = if letter.acknowledged_at.is_some() { ", seen" } else { "" };
+    let said =
+        |e: &crate::task::LastError| format!(", {}: {}", one_line(e.kind.as_str(), 100), one_line(&e.message, 200));
+    let error = letter.error.as_ref().map_or(String::new(), said);
+    let (id, n, reason, since) = (letter.task_id, letter.n, letter.dead_reason.as_str(), letter.dead_at);
+    format!("{id}{business}, reminder {n}, dead as {reason} since {since}{seen}{error}")
+}
+
+fn waiting_details(count: usize, methods: &[(&str, Vec<&Reminder>)]) -> serde_json::Value {
+    let shown = |(method, letters): &(&str, Vec<&Reminder>)| {
+        let oldest: Vec<_> = letters.iter().take(ERRORS).collect();
+        serde_json::json!({ "method": method, "letters": letters.len(), "oldest": oldest })
+    };
+    let methods: Vec<_> = methods.iter().take(METHODS).map(shown).collect();
+    serde_json::json!({ "letters": count, "methods": methods })
 }
 
 /// By method, the most first; in each the newest first.
@@ -195,7 +283,7 @@ mod tests {
         notices.extend([notice(11, "refund", "refused"), notice(12, "refund", "refused")]);
         notices[9].business = Some(Business { kind: "order".into(), id: "7".into() });
         notices[8].dead_reason = Some(DeadReason::Exhausted);
-        let message = digest(&notices);
+        let message = digest(&notices, &[]);
         assert_eq!(message.subject, "[redrive] 12 tasks keep failing: pay (10), refund (2)");
         let (ten, nine) = (notices[9].task_id, notices[8].task_id);
         let expected = format!(
@@ -211,7 +299,7 @@ mod tests {
 
     #[test]
     fn one_task_is_one_task() {
-        let message = digest(&[notice(1, "pay", "no answer")]);
+        let message = digest(&[notice(1, "pay", "no answer")], &[]);
         assert_eq!(message.subject, "[redrive] 1 task keeps failing: pay (1)");
         assert!(message.text.contains("pay: 1 task\n"), "{}", message.text);
     }
@@ -220,7 +308,7 @@ mod tests {
     fn a_message_stays_small_whatever_is_in_it() {
         let long = "漢\n\r\0".repeat(2000);
         let notices: Vec<_> = (0..5_000).map(|id| notice(id, &format!("{}{long}", id % 500), &long)).collect();
-        let message = digest(&notices);
+        let message = digest(&notices, &[]);
         assert!(message.subject.len() < 400 && !message.subject.contains(char::is_control), "{}", message.subject);
         assert!(message.text.len() < 40_000, "{}", message.text.len());
         assert!(message.text.contains("and 4800 tasks of 480 more methods"), "{}", message.text);

@@ -12,6 +12,10 @@
 //! then, in one transaction, notes that. A notice that all channels have is deleted and its task marked, wherever that
 //! is. A channel is used once in `digest_interval` at the most; the first message goes at once.
 //!
+//! Dead letters whose policy says *escalate* are reminded of by the same channels and in the same messages, again and again
+//! until someone resolves, discards or takes over the letter: after `remind_every`, then twice that, three times. Reminders have
+//! a table of their own, and are otherwise as safe as notices: see `store/remind.rs`.
+//!
 //! *Failure.* A channel that fails is tried again after 5 s, 10 s … up to 10 min; its notices stay, and others do not wait
 //! for it or get anything twice. A node that dies, or loses the database, between sending and noting leaves a message that
 //! will be sent again: a message is sent at least once, and exactly once if nothing happens in that moment. A task that succeeds, is cancelled or
@@ -31,7 +35,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::duration;
 use crate::error::{Problems, Result};
 use crate::id::TaskId;
-use crate::store::{Notice, Store};
+use crate::store::{Notice, Reminder, Sent, Store};
 use crate::task::storable;
 
 pub use crate::secret::Secret;
@@ -62,6 +66,10 @@ pub struct NotifyConfig {
     /// How long a channel is left alone after a message: what comes meanwhile is in the next one. Default: 1 min.
     #[serde(with = "duration")]
     pub digest_interval: Duration,
+    /// How long after the first reminder of a dead letter that was escalated the second one comes; the next ones come after
+    /// twice, three times that. Default: 1 h.
+    #[serde(with = "duration")]
+    pub remind_every: Duration,
     /// The channels by name; each gets every notice. The name is how a channel is known: under another name it is another
     /// one. All nodes should have the same. Default: none, at least one must be given.
     pub channels: BTreeMap<String, Channel>,
@@ -91,12 +99,18 @@ const LONGEST_TIMEOUT: Duration = Duration::from_secs(60);
 const LONGEST_ERROR: usize = 500;
 /// Notices in one message. What is more is in the next.
 const MOST_NOTICES: u32 = 20_000;
+/// Reminders that are written in one round. What is more is in the next.
+const MOST_REMINDERS: u32 = 2_000;
 /// The lock's name.
 const LOCK: &str = "notices";
 
 impl Default for NotifyConfig {
     fn default() -> Self {
-        Self { digest_interval: Duration::from_secs(60), channels: BTreeMap::new() }
+        Self {
+            digest_interval: Duration::from_secs(60),
+            remind_every: Duration::from_secs(3600),
+            channels: BTreeMap::new(),
+        }
     }
 }
 
@@ -109,6 +123,7 @@ impl NotifyConfig {
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         duration::check(self.digest_interval, "digest_interval", &mut problems);
+        duration::check(self.remind_every, "remind_every", &mut problems);
         problems.require((1..=MOST_CHANNELS).contains(&self.channels.len()), "channels", || {
             format!("must be from 1 to {MOST_CHANNELS}, are {}", self.channels.len())
         });
@@ -223,26 +238,40 @@ impl Notifier {
     /// Sends one message to each channel that may be used and has not got everything; nothing if another holds the lock.
     /// `me` is who takes the lock: different for each process.
     pub async fn run_once(&self, me: &str, now: Timestamp) -> Result<Round> {
-        if !self.store.has_notices().await? {
+        if !self.store.has_news(now).await? {
             return Ok(Round::default());
         }
         self.finish_rest(now).await?;
-        if self.due(now).await?.is_empty() {
+        if self.due(now).await?.is_empty() && self.store.letters_to_remind(now, 1).await?.is_empty() {
             return Ok(Round::default()); // without a write: this is asked often
         }
         let Some(lock) = self.store.lock(LOCK, me, self.config.longest_round(), now).await? else {
             return Ok(Round::default());
         };
-        let round = self.round(now).await;
+        let round = match self.remind(now).await {
+            Ok(()) => self.round(now).await,
+            Err(e) => Err(e),
+        };
         self.store.unlock(&lock).await?;
         round
     }
 
     /// What all channels have already, since one that did not was taken out of the settings.
     async fn finish_rest(&self, now: Timestamp) -> Result<()> {
-        let channels: Vec<&str> = self.config.channels.keys().map(String::as_str).collect();
+        let channels = self.names();
+        self.store.finish_reminders(&channels).await?;
         let finished = self.store.notices_sent_to_all(&channels, MOST_NOTICES).await?;
         if finished.is_empty() { Ok(()) } else { self.store.finish_notices(&finished, now).await }
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.config.channels.keys().map(String::as_str).collect()
+    }
+
+    /// Writes the reminders that are due. Under the lock.
+    async fn remind(&self, now: Timestamp) -> Result<()> {
+        let letters = self.store.letters_to_remind(now, MOST_REMINDERS).await?;
+        self.store.note_reminded(&letters, self.config.remind_every, now).await.map(|_| ())
     }
 
     /// The channels that may be used and have not got everything.
@@ -252,11 +281,15 @@ impl Notifier {
         for (name, channel) in &self.config.channels {
             let state = states.iter().find(|state| state.name == *name);
             let rests = state.is_some_and(|state| state.next_at > now);
-            if !rests && !self.store.notices_for(name, 1).await?.is_empty() {
+            if !rests && self.waits_for(name).await? {
                 due.push(Due { name, channel, tries: state.map_or(0, |state| state.tries) });
             }
         }
         Ok(due)
+    }
+
+    async fn waits_for(&self, name: &str) -> Result<bool> {
+        Ok(!self.store.notices_for(name, 1).await?.is_empty() || !self.store.reminders_for(name, 1).await?.is_empty())
     }
 
     /// Under the lock.
@@ -264,10 +297,11 @@ impl Notifier {
         let mut round = Round::default();
         for due in self.due(now).await? {
             let notices = self.store.notices_for(due.name, MOST_NOTICES).await?;
-            match due.channel.send(&message::digest(&notices), now).await {
+            let reminders = self.store.reminders_for(due.name, MOST_NOTICES).await?;
+            match due.channel.send(&message::digest(&notices, &reminders), now).await {
                 Ok(()) => {
                     round.sent += 1;
-                    self.sent(&due, &notices, now).await?;
+                    self.sent(&due, &notices, &reminders, now).await?;
                 }
                 Err(e) => {
                     round.failed += 1;
@@ -275,13 +309,17 @@ impl Notifier {
                 }
             }
         }
+        self.store.finish_reminders(&self.names()).await?;
         Ok(round)
     }
 
-    async fn sent(&self, due: &Due<'_>, notices: &[Notice], now: Timestamp) -> Result<()> {
-        metrics::counter!("redrive_notices_sent", "channel" => due.name.to_owned()).increment(notices.len() as u64);
+    async fn sent(&self, due: &Due<'_>, notices: &[Notice], reminders: &[Reminder], now: Timestamp) -> Result<()> {
+        let channel = || due.name.to_owned();
+        metrics::counter!("redrive_notices_sent", "channel" => channel()).increment(notices.len() as u64);
+        metrics::counter!("redrive_reminders_sent", "channel" => channel()).increment(reminders.len() as u64);
         let (finished, partly) = self.split(due.name, notices);
-        self.store.note_sent(due.name, &finished, &partly, now + self.config.digest_interval, now).await
+        let sent = Sent { finished, partly, reminders: reminders.iter().map(|reminder| reminder.task_id).collect() };
+        self.store.note_sent(due.name, &sent, now + self.config.digest_interval, now).await
     }
 
     async fn failed(&self, due: &Due<'_>, error: &NotifyError, now: Timestamp) -> Result<()> {

@@ -228,7 +228,7 @@ fn variable_path(name: &str) -> Option<Vec<String>> {
     let known = match names.as_slice() {
         ["database" | "persist"] => true,
         ["encryption", "current" | "all"] | ["encryption", "keys", _] => true,
-        ["notify", "digest_interval"] | ["notify", "channels", _, _] => cfg!(feature = "notify"),
+        ["notify", "digest_interval" | "remind_every"] | ["notify", "channels", _, _] => cfg!(feature = "notify"),
         ["registry", field] => REGISTRY.contains(field),
         ["retention", field] => RETENTION.contains(field),
         ["registry", "nacos", field] => NACOS.contains(field),

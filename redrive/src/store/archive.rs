@@ -3,18 +3,13 @@
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
-use crate::error::Result;
 use crate::id::TaskId;
 use crate::settle::DeadReason;
 use crate::task::Task;
 
-use super::Store;
 use super::db::{Connection, Row, Value};
 use super::layout::Archive;
-use super::pool::Use;
-use super::retry::{Scope, retrying};
-use super::row::{column_list, insert_rows, read_columns, time, write_task, written_columns};
-use super::task::TaskFilter;
+use super::row::{insert_rows, read_columns, time, write_task, written_columns};
 
 /// How a task ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -75,9 +70,6 @@ pub struct Archived {
     pub note: Option<String>,
 }
 
-/// Which entries to list: the same as for tasks.
-pub type ArchiveFilter = TaskFilter;
-
 /// An entry to be written.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
@@ -96,7 +88,8 @@ impl Entry {
     }
 }
 
-const COLUMNS: [&str; 7] = ["ended_at", "ended_as", "dead_reason", "result_json", "redriven_as", "ended_by", "note"];
+pub(super) const COLUMNS: [&str; 7] =
+    ["ended_at", "ended_as", "dead_reason", "result_json", "redriven_as", "ended_by", "note"];
 
 pub(super) async fn insert(
     c: &mut Connection<'_>,
@@ -126,26 +119,7 @@ pub(super) async fn insert(
     insert_rows(c, table, &columns, rows, "", &[]).await.map(|_| ())
 }
 
-impl Store {
-    /// What has ended, newest first, one page at a time.
-    pub async fn archive(&self, filter: &ArchiveFilter, limit: u32) -> Result<Vec<Archived>> {
-        let tables = self.tables();
-        let select = format!("{}, {}", column_list(""), COLUMNS.join(", "));
-        let mut found: Vec<Archived> = Vec::new();
-        for archive in tables.all_archives() {
-            let page = retrying!(self.pools(), Use::Read, Scope::Statement, "listing the archive", |c, _| {
-                let rows = c.rows(filter.query(&select, archive, tables.ids(), limit)).await?;
-                rows.iter().map(read_archived).collect::<sqlx::Result<Vec<_>>>()
-            });
-            found.extend(self.learn_from(page).await?);
-        }
-        found.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.task.id));
-        found.truncate(limit as usize);
-        Ok(found)
-    }
-}
-
-fn read_archived(row: &Row) -> sqlx::Result<Archived> {
+pub(super) fn read_archived(row: &Row) -> sqlx::Result<Archived> {
     let mut c = row.columns();
     let task = read_columns(&mut c)?;
     let ended_at = time(&mut c)?.unwrap_or_default();

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::clock::Timestamp;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::id::{IdMap, TaskId};
 use crate::policy::Policy;
 use crate::settle::DeadReason;
@@ -16,6 +16,7 @@ use crate::task::{Status, StopRequest, Task};
 
 use super::Store;
 use super::archive::{self, EndedAs, read_reason};
+use super::audit::{self, Record, check_by};
 use super::db::{Connection, Dialect, Row, query};
 use super::insert::insert_once;
 use super::layout::{Archive, Tables};
@@ -23,7 +24,6 @@ use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{Listed, column_list, joined_on, narrow, read_columns, time};
 use super::settle::delete_ids;
-use super::task::TaskFilter;
 
 /// A dead letter.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,16 +38,13 @@ pub struct DeadTask {
     pub next_remind_time: Option<Timestamp>,
     /// How often they were.
     pub remind_count: u32,
-    /// Since when someone has it.
+    /// When someone said that they have seen it.
     pub acknowledged_at: Option<Timestamp>,
-    /// Who.
+    /// Who has taken it over: people are not reminded of it any more.
     pub owner: Option<String>,
     /// What they noted.
     pub note: Option<String>,
 }
-
-/// Which letters to list: the same as for tasks.
-pub type DeadFilter = TaskFilter;
 
 /// What a redrive did with one letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,18 +57,9 @@ pub enum Redriven {
     Gone,
 }
 
-const COLUMNS: &str = "dead_at, dead_reason, next_remind_time, remind_count, acknowledged_at, owner, note";
+pub(super) const COLUMNS: &str = "dead_at, dead_reason, next_remind_time, remind_count, acknowledged_at, owner, note";
 
 impl Store {
-    /// Dead letters, newest first, one page at a time.
-    pub async fn dead(&self, filter: &DeadFilter, limit: u32) -> Result<Vec<DeadTask>> {
-        retrying!(self.pools(), Use::Read, Scope::Statement, "listing dead letters", |c, _| {
-            let select = format!("{}, {COLUMNS}", column_list(""));
-            let rows = c.rows(filter.query(&select, "retry_dead", self.tables().ids(), limit)).await?;
-            rows.iter().map(read_dead).collect()
-        })
-    }
-
     /// A dead letter, if there is one of this id.
     pub async fn get_dead(&self, id: TaskId) -> Result<Option<DeadTask>> {
         let doing = format!("reading dead letter {id}");
@@ -87,6 +75,17 @@ impl Store {
         ids: &[TaskId],
         policy: Option<Arc<Policy>>,
         by: &str,
+        now: Timestamp,
+    ) -> Result<Vec<Redriven>> {
+        self.bring_back(ids, policy, by, None, now).await
+    }
+
+    pub(super) async fn bring_back(
+        &self,
+        ids: &[TaskId],
+        policy: Option<Arc<Policy>>,
+        by: &str,
+        record: Option<&Record>,
         now: Timestamp,
     ) -> Result<Vec<Redriven>> {
         check_by(by)?;
@@ -106,6 +105,9 @@ impl Store {
             let mut went = insert_revived(c, &tables, &revived, now).await?;
             let entries = letters.into_iter().filter_map(|letter| redriven(letter, by, &went)).collect::<Vec<_>>();
             close(c, tables.archive(now), &entries, now).await?;
+            if let Some(record) = record.filter(|_| !entries.is_empty()) {
+                record.of_redriven(&went).write(c, now).await?;
+            }
             if tried > 0 {
                 // An earlier try may have done it: its new tasks have our ids.
                 let there = super::task::existing_tasks(c, &tables, &made).await?;
@@ -120,20 +122,21 @@ impl Store {
 
     /// A person says that these are done. How many letters there were.
     pub async fn resolve(&self, ids: &[TaskId], by: &str, note: Option<&str>, now: Timestamp) -> Result<u64> {
-        self.close_letters(ids, EndedAs::Resolved, by, note, now).await
+        self.close_letters(ids, EndedAs::Resolved, by, note, None, now).await
     }
 
     /// A person drops these. How many letters there were.
     pub async fn discard(&self, ids: &[TaskId], by: &str, note: Option<&str>, now: Timestamp) -> Result<u64> {
-        self.close_letters(ids, EndedAs::Discarded, by, note, now).await
+        self.close_letters(ids, EndedAs::Discarded, by, note, None, now).await
     }
 
-    async fn close_letters(
+    pub(super) async fn close_letters(
         &self,
         ids: &[TaskId],
         how: EndedAs,
         by: &str,
         note: Option<&str>,
+        record: Option<&Record>,
         now: Timestamp,
     ) -> Result<u64> {
         check_by(by)?;
@@ -144,21 +147,13 @@ impl Store {
             let closed = letters.len() as u64;
             let entries: Vec<_> = letters.into_iter().map(|letter| closed_letter(letter, how, by, note)).collect();
             close(c, archive, &entries, now).await?;
+            audit::write(c, record.filter(|_| closed > 0), now).await?;
             Ok(closed)
         })
     }
 }
 
-/// Someone must answer for it, by a name that can be stored.
-fn check_by(by: &str) -> Result<()> {
-    let most = crate::task::limits::BY;
-    if by.is_empty() || by.len() > most || by.contains('\0') {
-        return Err(Error::invalid("by", format!("must be from 1 to {most} bytes, without NUL")));
-    }
-    Ok(())
-}
-
-fn read_dead(row: &Row) -> sqlx::Result<DeadTask> {
+pub(super) fn read_dead(row: &Row) -> sqlx::Result<DeadTask> {
     let mut c = row.columns();
     Ok(DeadTask {
         task: read_columns(&mut c)?,

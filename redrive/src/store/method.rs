@@ -4,17 +4,18 @@
 //! pauses and resumes is noted in `redrive_audit` in the same transaction.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::ops::RangeInclusive;
 
 use crate::clock::Timestamp;
 use crate::error::Result;
-use crate::id::SHARDS;
 use crate::task::Lane;
 
 use super::Store;
+use super::audit::AuditEntry;
+use super::count::all_shards;
 use super::db::{Connection, Dialect, query};
 use super::hot::Slice;
-use super::layout::Table;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::narrow;
@@ -28,6 +29,14 @@ pub struct Paused {
     pub since: Timestamp,
     /// By whom, if they said.
     pub by: Option<String>,
+}
+
+/// How many tasks there are in a lane.
+pub(super) struct LaneDepth {
+    pub(super) lane: Lane,
+    /// Of its first task.
+    pub(super) method: String,
+    pub(super) depth: u64,
 }
 
 /// What waits and runs of a method.
@@ -74,7 +83,8 @@ impl Store {
         change: super::db::Query<'_>,
         now: Timestamp,
     ) -> Result<bool> {
-        let id = self.ids().next(self.ids().any_shard(), now);
+        let entry = AuditEntry::new(by.unwrap_or("unknown"), &format!("method.{action}"), method);
+        let record = self.record(entry, now);
         retrying!(
             self.pools(),
             Use::Write,
@@ -84,10 +94,7 @@ impl Store {
                 if c.execute(change.clone()).await? == 0 {
                     return Ok(tried > 0); // our earlier try, whose answer was lost
                 }
-                let audit =
-                    "INSERT INTO redrive_audit (id, at, who, action, target, outcome) VALUES (?, ?, ?, ?, ?, 'done')";
-                let audit = query(audit).bind(id).bind(now).bind(by.unwrap_or("unknown"));
-                c.execute(audit.bind(format!("method.{action}")).bind(method)).await?;
+                record.write(c, now).await?;
                 Ok(true)
             }
         )
@@ -124,19 +131,16 @@ impl Store {
     pub async fn depths(&self) -> Result<Vec<MethodDepth>> {
         let (mut methods, mut lanes) = (BTreeMap::new(), BTreeMap::new());
         for table in self.tables().read() {
-            let counted =
-                retrying!(self.pools(), Use::Read, Scope::Statement, "counting tasks", |c, _| depths(c, table).await);
-            for (lane, method, depth) in self.learn_from(counted).await? {
+            let counted = retrying!(self.pools(), Use::Read, Scope::Statement, "counting tasks", |c, _| {
+                depths(c, table, MOST_COUNTED).await
+            });
+            for LaneDepth { lane, method, depth } in self.learn_from(counted).await? {
                 let none = MethodDepth { method: method.clone(), depth: 0, oldest_due: None };
                 methods.entry(method.clone()).or_insert(none).depth += depth;
                 lanes.insert(lane, method);
             }
         }
-        let slice = |lane: &Lane| {
-            let lane = *lane;
-            (0..SHARDS).map(move |shard| Slice { lane, shard, from: Timestamp::EPOCH })
-        };
-        let slices: Vec<Slice> = lanes.keys().flat_map(slice).collect();
+        let slices: Vec<Slice> = lanes.keys().flat_map(|lane| all_shards(*lane)).collect();
         for due in self.scan(&slices, Timestamp::MAX, 1).await? {
             if let Some(depth) = lanes.get(&due.lane).and_then(|method| methods.get_mut(method)) {
                 depth.oldest_due = Some(depth.oldest_due.map_or(due.due, |oldest| oldest.min(due.due)));
@@ -151,7 +155,11 @@ fn setting(method: &str) -> String {
 }
 
 /// From lane to lane by the index, without looking at what is between.
-async fn lanes_in(c: &mut Connection<'_>, table: Table, between: &RangeInclusive<Lane>) -> sqlx::Result<Vec<Lane>> {
+async fn lanes_in(
+    c: &mut Connection<'_>,
+    table: impl Display,
+    between: &RangeInclusive<Lane>,
+) -> sqlx::Result<Vec<Lane>> {
     let lanes = format!(
         "WITH RECURSIVE l(lane) AS (SELECT MIN(lane) FROM {table} WHERE lane >= ? AND lane <= ? UNION ALL \
          SELECT (SELECT MIN(t.lane) FROM {table} t WHERE t.lane > l.lane AND t.lane <= ?) FROM l WHERE l.lane IS NOT NULL) \
@@ -163,16 +171,16 @@ async fn lanes_in(c: &mut Connection<'_>, table: Table, between: &RangeInclusive
 }
 
 /// Each lane is counted, up to a point.
-async fn depths(c: &mut Connection<'_>, table: Table) -> sqlx::Result<Vec<(Lane, String, u64)>> {
+pub(super) async fn depths(c: &mut Connection<'_>, table: impl Display, most: u64) -> sqlx::Result<Vec<LaneDepth>> {
     let mut depths = Vec::new();
-    for lane in lanes_in(c, table, &(Lane(i32::MIN)..=Lane(i32::MAX))).await? {
+    for lane in lanes_in(c, &table, &(Lane(i32::MIN)..=Lane(i32::MAX))).await? {
         let count = format!("SELECT COUNT(*) FROM (SELECT 1 AS n FROM {table} WHERE lane = ? LIMIT ?) x");
-        let count = c.row(query(count).bind(lane).bind(MOST_COUNTED as i64)).await?;
+        let count = c.row(query(count).bind(lane).bind(most.cast_signed())).await?;
         let method = format!("SELECT method_name FROM {table} WHERE lane = ? LIMIT 1");
         let Some(method) = c.row(query(method).bind(lane)).await? else { continue };
         let depth = count.map(|row| row.int()).transpose()?.unwrap_or(0);
         let method = method.columns().text()?.to_owned();
-        depths.push((lane, method, depth.unsigned_abs()));
+        depths.push(LaneDepth { lane, method, depth: depth.unsigned_abs() });
     }
     Ok(depths)
 }

@@ -13,17 +13,24 @@
 //! | `hot`, `claimed` | finding what is due, claiming it |
 //! | `settle`, `first_try` | ending attempts, rescuing what dead nodes held |
 //! | `task`, `dead`, `archive` | looking at tasks and what people do to them |
+//! | `search`, `count` | finding and counting with a bounded number of rows |
+//! | `acting`, `bulk`, `audit` | what people do under their names, to one or to many, and the record of it |
+//! | `token` | who may use the API |
 //! | `retention` | what is old enough to go |
 //! | `method` | what waits of each method, and which are paused |
 //! | `node`, `lock` | nodes, fences, named locks |
-//! | `notice` | what people are to be told of, and how that goes |
+//! | `notice`, `remind` | what people are to be told and reminded of, and how that goes |
 //! | `wake` | wake-ups between processes |
 //! | `explain` | the plans of the hot statements |
 //! | `faults` | faults on purpose, for tests |
 
+mod acting;
 mod archive;
+mod audit;
+mod bulk;
 mod claimed;
 mod connect;
+mod count;
 mod db;
 mod dead;
 mod explain;
@@ -38,13 +45,16 @@ mod method;
 mod node;
 mod notice;
 mod pool;
+mod remind;
 mod retention;
 mod retry;
 mod row;
 mod schema;
+mod search;
 mod settle;
 mod tables;
 mod task;
+mod token;
 mod turn;
 mod url;
 mod wake;
@@ -58,9 +68,13 @@ use crate::error::Result;
 use crate::id::{IdMaker, TaskId};
 use crate::new_task::Maker;
 
-pub use archive::{ArchiveFilter, Archived, EndedAs};
+pub use acting::Acting;
+pub use archive::{Archived, EndedAs};
+pub use audit::{AuditEntry, AuditFilter, AuditOutcome, Audited};
+pub use bulk::{Bulk, BulkResult, BulkRun, BulkWhat, DeadAction, MOST_DRY, MOST_IN_BATCH, Step, TaskAction, Which};
+pub use count::{Count, Exactness, MOST_EXACT, MethodCount, Overview};
 pub use db::{Connection, Dialect, Tx};
-pub use dead::{DeadFilter, DeadTask, Redriven};
+pub use dead::{DeadTask, Redriven};
 pub use faults::{Fault, Faults};
 pub use hot::{Claimed, Due, Slice};
 pub(crate) use insert::Callers;
@@ -69,12 +83,17 @@ pub use layout::Layout;
 pub use lock::Lock;
 pub use method::{MOST_COUNTED, MethodDepth, Paused};
 pub use node::{Node, NodeSeen, Registration};
+#[cfg(feature = "notify")]
+pub(crate) use notice::Sent;
 pub use notice::{ChannelState, Notice};
 pub use pool::StoreOptions;
+pub use remind::Reminder;
 pub use retention::{Keep, KeyWalk, Retention, Swept};
+pub use search::{ArchiveFilter, DeadFilter, Found, MOST_IDS, ROWS as MOST_LOOKED_AT};
 pub use settle::{Kept, Settle, Settled};
 pub use tables::Rotated;
 pub use task::{Cancelled, TaskFilter};
+pub use token::{NewToken, Role, Token};
 
 use pool::{Pools, Use};
 use retry::{Scope, retrying};

@@ -67,6 +67,18 @@ pub struct ChannelState {
     pub last_error: Option<String>,
 }
 
+/// What was in a message that a channel took.
+#[cfg(feature = "notify")]
+#[derive(Debug, Default)]
+pub(crate) struct Sent {
+    /// Notices that all channels have now.
+    pub(crate) finished: Vec<TaskId>,
+    /// Notices that others still wait for.
+    pub(crate) partly: Vec<TaskId>,
+    /// Reminders.
+    pub(crate) reminders: Vec<TaskId>,
+}
+
 const COLUMNS: [&str; 10] = [
     "task_id",
     "created_at",
@@ -196,7 +208,7 @@ fn read_notice(row: &Row) -> sqlx::Result<Notice> {
     let dead_reason = c.opt_text()?.map(read_reason).transpose()?;
     let error = last_error(Some(c.text()?.to_owned()), Some(c.text()?.to_owned()), failed_at);
     let error = error.ok_or(sqlx::Error::RowNotFound)?; // the columns are NOT NULL
-    let sent_to = c.text()?.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
+    let sent_to = names(c.text()?);
     Ok(Notice { task_id, method, business, attempts, error, dead_reason, created_at, sent_to })
 }
 
@@ -213,8 +225,13 @@ fn read_channel(row: &Row) -> sqlx::Result<ChannelState> {
     })
 }
 
+/// The channels that `sent_to` names.
+pub(super) fn names(sent_to: &str) -> Vec<String> {
+    sent_to.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
 /// What a channel that has the notice finds in `sent_to`. Names have no characters that mean something to LIKE.
-fn pattern(channel: &str) -> String {
+pub(super) fn pattern(channel: &str) -> String {
     format!("%,{channel},%")
 }
 
@@ -274,20 +291,14 @@ impl Store {
         Ok(notices.into_iter().map(|notice| notice.task_id).collect())
     }
 
-    /// A channel took a message about these: those that all channels have now are `finished`, the others wait for more.
-    pub(crate) async fn note_sent(
-        &self,
-        channel: &str,
-        finished: &[TaskId],
-        partly: &[TaskId],
-        next: Timestamp,
-        now: Timestamp,
-    ) -> Result<()> {
+    /// A channel took a message.
+    pub(crate) async fn note_sent(&self, channel: &str, sent: &Sent, next: Timestamp, now: Timestamp) -> Result<()> {
         let doing = format!("noting what was sent to {channel}");
-        let tables = self.tables_for(finished).await?;
+        let tables = self.tables_for(&sent.finished).await?;
         retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| {
-            finish(c, &tables, finished, now).await?;
-            add_channel(c, partly, channel).await?;
+            finish(c, &tables, &sent.finished, now).await?;
+            add_channel(c, "redrive_notice", &sent.partly, channel).await?;
+            add_channel(c, "redrive_reminder", &sent.reminders, channel).await?;
             make_channel(c, channel).await?;
             let sql = "UPDATE redrive_channel SET next_at = ?, sent_at = ?, sent = sent + 1, tries = 0, last_error = NULL \
                        WHERE name = ?";
@@ -352,12 +363,12 @@ async fn mark(c: &mut Connection<'_>, table: impl Display, ids: &[TaskId], now: 
 }
 
 #[cfg(feature = "notify")]
-async fn add_channel(c: &mut Connection<'_>, ids: &[TaskId], channel: &str) -> sqlx::Result<()> {
+async fn add_channel(c: &mut Connection<'_>, table: &str, ids: &[TaskId], channel: &str) -> sqlx::Result<()> {
     let set = match c.dialect() {
         Dialect::MySql => "sent_to = CONCAT(t.sent_to, ?)", // `||` is a logical or there
         Dialect::Sqlite | Dialect::Postgres => "sent_to = t.sent_to || ?",
     };
-    update(c, "redrive_notice", "task_id", set, format!("{channel},").into(), ids).await
+    update(c, table, "task_id", set, format!("{channel},").into(), ids).await
 }
 
 /// Sets a column of the rows of these ids.

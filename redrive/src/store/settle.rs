@@ -24,6 +24,7 @@ use crate::task::{KeyHash, NodeNumber, Status, StopRequest, Task};
 
 use super::Store;
 use super::archive::{self, EndedAs};
+use super::audit::{self, Record};
 use super::db::{Connection, Dialect, Query, Value, query};
 use super::hot::{Slice, Wanted, read_slices};
 use super::key::Keys;
@@ -48,6 +49,8 @@ pub struct Settle {
     pub follow_ups: Vec<NewTask>,
     /// If it is done: keep it in the archive, with this result (JSON).
     pub keep: Option<Kept>,
+    /// What the audit is to say of it, if a person wants it. Written if it leaves.
+    pub(super) record: Option<Box<Record>>,
 }
 
 /// What the archive keeps of a task that is done.
@@ -68,7 +71,7 @@ impl Settle {
         let task = task.into();
         let follow_ups = callback(&task, &change, result.as_deref());
         let keep = (change.to == To::Done && task.policy.keep).then_some(Kept { result });
-        Self { task, change, follow_ups, keep }
+        Self { task, change, follow_ups, keep, record: None }
     }
 
     /// Whether the row just goes: nothing is written elsewhere.
@@ -314,6 +317,7 @@ impl Store {
             delete_ids(c, hold.table, &gone).await?;
             Keys::of(leaving.iter().copied()).end(c, &gone, now).await?;
             for s in &leaving {
+                audit::write(c, s.record.as_deref(), now).await?;
                 if let Some(tasks) = follow_ups.get(&s.task.id) {
                     super::insert::insert_follow_ups(c, &tables, tasks, now).await?;
                 }

@@ -11,10 +11,11 @@ use crate::error::{Error, Result};
 use crate::id::{IdSet, TaskId};
 use crate::policy::Policy;
 use crate::settle::{DeadReason, To};
-use crate::task::{Lane, Status, StopRequest, Task};
+use crate::task::{Status, StopRequest, Task};
 
 use super::Store;
-use super::db::{Connection, Query, Value, query};
+use super::audit::{self, Record};
+use super::db::{Connection, Query, query};
 use super::layout::{Ids, Table, Tables};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
@@ -36,6 +37,14 @@ pub struct TaskFilter {
     pub business_id: Option<String>,
     /// Whose last error is of this kind.
     pub error_kind: Option<String>,
+    /// Whose last error has this text in it; great and small letters are the same. No index knows that.
+    pub error_contains: Option<String>,
+    /// With one of these ids, at most 1,000.
+    pub ids: Option<Vec<TaskId>>,
+    /// Due at or after.
+    pub due_from: Option<Timestamp>,
+    /// Due before.
+    pub due_before: Option<Timestamp>,
     /// Created at or after.
     pub created_from: Option<Timestamp>,
     /// Created before.
@@ -53,52 +62,8 @@ pub enum Cancelled {
     Requested,
 }
 
-impl TaskFilter {
-    /// `WHERE …`, newest first, one page.
-    pub(super) fn query<'q>(&'q self, select: &str, table: impl Display, ids: Ids, limit: u32) -> Query<'q> {
-        let mut conditions = vec!["1 = 1".to_owned()];
-        let mut values = Vec::new();
-        let mut add = |condition: &str, more: Vec<Value<'q>>| {
-            conditions.push(condition.to_owned());
-            values.extend(more);
-        };
-        if let Some(status) = self.status {
-            add("status = ?", vec![i64::from(status == Status::Running).into()]);
-        }
-        if let Some(method) = &self.method {
-            // The index knows lanes.
-            let parts = Lane::parts_of(method);
-            let lanes = [Lane::of(method), *parts.start(), *parts.end()].map(Value::from);
-            add("(lane = ? OR (lane >= ? AND lane <= ?))", lanes.into());
-            add("method_name = ?", vec![(&**method).into()]);
-        }
-        let texts = [
-            ("task_key = ?", &self.key),
-            ("business_type = ?", &self.business_type),
-            ("business_id = ?", &self.business_id),
-            ("last_error_kind = ?", &self.error_kind),
-        ];
-        for (condition, text) in texts {
-            if let Some(text) = text {
-                add(condition, vec![(&**text).into()]);
-            }
-        }
-        if let Some(after) = self.after {
-            add("id < ?", vec![after.into()]);
-        }
-        for (limit, is_first) in [(self.created_from, true), (self.created_before, false)] {
-            if let Some(time) = limit {
-                let (condition, bounds) = created(TaskId::first_at(time), is_first, ids);
-                add(condition, bounds.into_iter().map(Value::from).collect());
-            }
-        }
-        let sql = format!("SELECT {select} FROM {table} WHERE {} ORDER BY id DESC LIMIT ?", conditions.join(" AND "));
-        query(sql).bind_all(values).bind(limit)
-    }
-}
-
 /// The ids that were made from a time on, or before it. All ids of monthly tables are greater than those of the single one.
-fn created(bound: TaskId, is_first: bool, ids: Ids) -> (&'static str, Vec<TaskId>) {
+pub(super) fn created(bound: TaskId, is_first: bool, ids: Ids) -> (&'static str, Vec<TaskId>) {
     let (monthly, first_monthly) = (bound.in_month(), TaskId::first_at(Timestamp::EPOCH).in_month());
     match (ids, is_first) {
         (Ids::Single, true) => ("id >= ?", vec![bound]),
@@ -124,50 +89,33 @@ impl Store {
         self.learn_from(found).await
     }
 
-    /// Tasks, newest first, one page at a time.
-    pub async fn list(&self, filter: &TaskFilter, limit: u32) -> Result<Vec<Task>> {
-        let tables: Vec<Table> = self.tables().all().collect();
-        let mut found: Vec<Task> = Vec::new();
-        // Month by month: older ones only if there is room on the page.
-        for tables in tables.chunk_by(|a, b| a.month() == b.month()) {
-            for table in tables {
-                let page = retrying!(self.pools(), Use::Read, Scope::Statement, "listing tasks", |c, _| {
-                    let rows = c.rows(filter.query(&column_list(""), table, table.ids(), limit)).await?;
-                    rows.iter().map(read_task).collect::<sqlx::Result<Vec<_>>>()
-                });
-                found.extend(self.learn_from(page).await?);
-            }
-            if found.len() >= limit as usize {
-                break;
-            }
-        }
-        found.sort_unstable_by_key(|task| std::cmp::Reverse(task.id));
-        found.truncate(limit as usize);
-        Ok(found)
-    }
-
     /// Cancels a task: at once if it is pending, after its attempt (unless that succeeds) if it is running.
     pub async fn cancel(&self, id: TaskId, now: Timestamp) -> Result<Cancelled> {
-        self.stop(id, StopRequest::Cancel, now).await
+        self.stop(id, StopRequest::Cancel, None, now).await
     }
 
     /// Fails a task by hand: it becomes a dead letter, at once or after its attempt (unless that succeeds).
     pub async fn fail(&self, id: TaskId, now: Timestamp) -> Result<Cancelled> {
-        self.stop(id, StopRequest::Fail, now).await
+        self.stop(id, StopRequest::Fail, None, now).await
     }
 
     /// It may change hands between looking and acting; then it is looked at again.
-    async fn stop(&self, id: TaskId, wish: StopRequest, now: Timestamp) -> Result<Cancelled> {
+    pub(super) async fn stop(
+        &self,
+        id: TaskId,
+        wish: StopRequest,
+        record: Option<Record>,
+        now: Timestamp,
+    ) -> Result<Cancelled> {
         loop {
             let task = self.get(id).await?.ok_or_else(|| not_found(id))?;
             if task.status == Status::Running {
-                if self.request_stop(&task, wish).await? {
+                if self.request_stop(&task, wish, record.as_ref(), now).await? {
                     return Ok(Cancelled::Requested);
                 }
                 continue;
             }
-            let to = if wish == StopRequest::Fail { To::Dead(DeadReason::FailedByHand) } else { To::Cancelled };
-            let settle = Settle::new(task.clone(), task.unchanged(to));
+            let settle = Settle { record: record.clone().map(Box::new), ..stopped(task, wish) };
             if self.settle_held(&[&settle], Hold::Nobody, now).await?.contains_key(&id) {
                 return Ok(Cancelled::Ended);
             }
@@ -175,12 +123,22 @@ impl Store {
     }
 
     /// Leaves a wish on a running task. It does not move the version: the owner's settle must find what it claimed.
-    async fn request_stop(&self, task: &Task, wish: StopRequest) -> Result<bool> {
+    pub(super) async fn request_stop(
+        &self,
+        task: &Task,
+        wish: StopRequest,
+        record: Option<&Record>,
+        now: Timestamp,
+    ) -> Result<bool> {
         let doing = format!("asking to stop task {}", task.id);
         let table = self.tables().of(task.id);
-        retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
+        retrying!(self.pools(), Use::Write, scope(record), &doing, |c, _| {
             let sql = format!("UPDATE {table} SET cancel_requested = ? WHERE id = ? AND version = ? AND status = 1");
-            Ok(c.execute(query(sql).bind(wish as i64).bind(task.id).bind(task.version)).await? == 1)
+            if c.execute(query(sql).bind(wish as i64).bind(task.id).bind(task.version)).await? == 0 {
+                return Ok(false);
+            }
+            audit::write(c, record, now).await?;
+            Ok(true)
         })
     }
 
@@ -199,6 +157,16 @@ impl Store {
 
     /// Makes a pending task due now.
     pub async fn retry_now(&self, id: TaskId, by: Option<&str>, now: Timestamp) -> Result<()> {
+        self.make_due(id, by, None, now).await
+    }
+
+    pub(super) async fn make_due(
+        &self,
+        id: TaskId,
+        by: Option<&str>,
+        record: Option<&Record>,
+        now: Timestamp,
+    ) -> Result<()> {
         let doing = format!("making task {id} due now");
         let tables = self.tables_for(&[id]).await?;
         if !tables.may_have(id) {
@@ -209,7 +177,11 @@ impl Store {
             "UPDATE {table} SET next_retry_time = ?, updated_at = ?, updated_by = ? WHERE id = ? AND status = 0"
         );
         let edit = query(sql).bind(now).bind(now).bind(by).bind(id);
-        let done = retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| c.execute(edit.clone()).await)?;
+        let done = retrying!(self.pools(), Use::Write, scope(record), &doing, |c, _| {
+            let done = c.execute(edit.clone()).await?;
+            audit::write(c, record.filter(|_| done == 1), now).await?;
+            Ok(done)
+        })?;
         if done == 1 {
             return Ok(());
         }
@@ -223,15 +195,28 @@ impl Store {
 
     /// Gives a task another policy. If it is running, it counts from the next attempt on.
     pub async fn edit_policy(&self, id: TaskId, policy: &Arc<Policy>, by: Option<&str>, now: Timestamp) -> Result<()> {
+        self.change_policy(id, policy, by, None, now).await
+    }
+
+    pub(super) async fn change_policy(
+        &self,
+        id: TaskId,
+        policy: &Arc<Policy>,
+        by: Option<&str>,
+        record: Option<&Record>,
+        now: Timestamp,
+    ) -> Result<()> {
         policy.validate()?;
         let doing = format!("changing the policy of task {id}");
         let tables = self.tables_for(&[id]).await?;
         if !tables.may_have(id) {
             return Err(not_found(id));
         }
-        let done = retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| c
-            .execute(policy_edit(tables.of(id), id, policy, by, now))
-            .await)?;
+        let done = retrying!(self.pools(), Use::Write, scope(record), &doing, |c, _| {
+            let done = c.execute(policy_edit(tables.of(id), id, policy, by, now)).await?;
+            audit::write(c, record.filter(|_| done == 1), now).await?;
+            Ok(done)
+        })?;
         if done == 1 { Ok(()) } else { Err(not_found(id)) }
     }
 
@@ -253,6 +238,18 @@ impl Store {
     }
 }
 
+/// A change and its record are written together.
+fn scope(record: Option<&Record>) -> Scope {
+    if record.is_some() { Scope::Transaction } else { Scope::Statement }
+}
+
+/// A pending task that ends because a person wants it to.
+pub(super) fn stopped(task: Task, wish: StopRequest) -> Settle {
+    let to = if wish == StopRequest::Fail { To::Dead(DeadReason::FailedByHand) } else { To::Cancelled };
+    let change = task.unchanged(to);
+    Settle::new(task, change)
+}
+
 pub(super) fn get_query<'q>(table: Table, id: TaskId) -> Query<'q> {
     query(format!("SELECT {} FROM {table} WHERE id = ?", column_list(""))).bind(id)
 }
@@ -264,7 +261,7 @@ async fn to_be_stopped(c: &mut Connection<'_>, table: Table, ids: &[TaskId]) -> 
     c.rows(s.bind_to(query(sql))).await?.iter().map(|row| Ok(TaskId::from_i64(row.int()?))).collect()
 }
 
-fn not_found(id: TaskId) -> Error {
+pub(super) fn not_found(id: TaskId) -> Error {
     Error::NotFound { what: "task", id: id.to_string() }
 }
 

@@ -9,5 +9,6 @@ mod engine;
 mod hook;
 mod mail;
 mod notices;
+mod reminders;
 mod sink;
 mod webhook;

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redrive::store::{DeadFilter, EndedAs, Redriven};
+use redrive::store::{DeadFilter, EndedAs, Redriven, TaskFilter};
 use redrive::{NewTask, Policy, TaskId};
 
 use crate::harness::*;
@@ -124,7 +124,7 @@ async fn letters_are_listed_like_tasks(db: Db) {
     for n in 0..5 {
         dead(&db, new(n).business("order", format!("{}", n % 2))).await;
     }
-    let filter = DeadFilter { business_id: Some("1".into()), method: Some("m".into()), ..DeadFilter::default() };
-    assert_eq!(db.store.dead(&filter, 10).await.unwrap().len(), 2);
+    let filter = TaskFilter { business_id: Some("1".into()), method: Some("m".into()), ..TaskFilter::default() };
+    assert_eq!(db.store.dead(&filter.into(), 10).await.unwrap().len(), 2);
     assert_eq!(db.store.dead(&DeadFilter::default(), 3).await.unwrap().len(), 3);
 }

@@ -6,8 +6,11 @@
 
 mod harness;
 
+mod audit;
+mod bulk;
 mod callers_tx;
 mod claim;
+mod count;
 mod dead;
 mod explain;
 mod insert;
@@ -18,6 +21,9 @@ mod months;
 mod nodes;
 mod open;
 mod people;
+mod remind;
 mod rescue;
 mod restart;
+mod search;
 mod settle;
+mod tokens;

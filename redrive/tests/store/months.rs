@@ -324,9 +324,9 @@ async fn lists_go_from_month_to_month(db: Db) {
     for id in &ids {
         db.store.fail(*id, at("2027-05-01T00:00:00Z")).await.unwrap();
     }
-    assert_eq!(db.store.dead(&march, 100).await.unwrap().len(), 5);
+    assert_eq!(db.store.dead(&march.clone().into(), 100).await.unwrap().len(), 5);
     let before = TaskFilter { created_before: march.created_from, ..TaskFilter::default() };
-    assert_eq!(db.store.dead(&before, 100).await.unwrap().len(), 5);
+    assert_eq!(db.store.dead(&before.into(), 100).await.unwrap().len(), 5);
 }
 
 async fn the_archive_goes_month_by_month(db: Db) {
@@ -340,7 +340,7 @@ async fn the_archive_goes_month_by_month(db: Db) {
         ids.push(id);
     }
     // By now January's and February's are more than 90 days old; March's is dropped when all of it is.
-    let listed = db.store.archive(&TaskFilter::default(), 10).await.unwrap();
+    let listed = db.store.archive(&Default::default(), 10).await.unwrap();
     assert_eq!(listed.iter().rev().map(|entry| entry.task.id).collect::<Vec<_>>(), ids[2..]);
     assert_eq!(db.count("retry_archive").await, 4);
     assert_eq!(db.tables("archive").await.len(), 5, "March to July");
