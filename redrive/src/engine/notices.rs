@@ -1,6 +1,6 @@
 //! Telling people: a loop around [`Notifier::run_once`]. Every node has it; a lock sees to it that one sends at a time.
 //!
-//! A node without channels sends nothing and deletes nothing: notices wait, and it says so once.
+//! A node without channels sends nothing and deletes nothing: notices and reminders wait, and it says so once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,8 +35,10 @@ async fn send(shared: &Shared, notifier: &Notifier) {
 
 async fn complain(shared: &Shared) {
     while waited(shared, SELDOM).await {
-        if shared.store.has_notices().await.unwrap_or(false) {
-            tracing::warn!("there are notices of failing tasks, and this node has no channel to send them by");
+        if shared.store.has_news(shared.clock.now()).await.unwrap_or(false) {
+            tracing::warn!(
+                "there are notices or reminders of failing tasks, and this node has no channel to send them by"
+            );
             return;
         }
     }

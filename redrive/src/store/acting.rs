@@ -60,13 +60,13 @@ impl<'s> Acting<'s> {
 
     /// See [`Store::cancel`].
     pub async fn cancel(self, id: TaskId, now: Timestamp) -> Result<Cancelled> {
-        let record = self.record("task.cancel", id, None, None, now);
+        let record = self.record("task.cancel", id.to_string(), None, None, now);
         self.store.stop(id, StopRequest::Cancel, Some(record), now).await
     }
 
     /// See [`Store::fail`].
     pub async fn fail(self, id: TaskId, now: Timestamp) -> Result<Cancelled> {
-        let record = self.record("task.fail", id, None, None, now);
+        let record = self.record("task.fail", id.to_string(), None, None, now);
         self.store.stop(id, StopRequest::Fail, Some(record), now).await
     }
 
@@ -74,7 +74,7 @@ impl<'s> Acting<'s> {
     pub async fn retry_now(self, id: TaskId, now: Timestamp) -> Result<()> {
         let before = self.task(id).await?;
         let due = |due: Timestamp| Some(json!({ "next_retry_time": due }));
-        let record = self.record("task.retry_now", id, due(before.due), due(now), now);
+        let record = self.record("task.retry_now", id.to_string(), due(before.due), due(now), now);
         self.store.make_due(id, Some(self.who), Some(&record), now).await
     }
 
@@ -82,7 +82,7 @@ impl<'s> Acting<'s> {
     pub async fn edit_policy(self, id: TaskId, policy: &Arc<Policy>, now: Timestamp) -> Result<()> {
         let before = self.task(id).await?;
         let shown = |policy: &Policy| serde_json::to_value(policy).ok();
-        let record = self.record("task.edit_policy", id, shown(&before.policy), shown(policy), now);
+        let record = self.record("task.edit_policy", id.to_string(), shown(&before.policy), shown(policy), now);
         self.store.change_policy(id, policy, Some(self.who), Some(&record), now).await
     }
 
@@ -106,7 +106,7 @@ impl<'s> Acting<'s> {
 
     /// They have seen this letter. Reminders go on: to have seen it is not to do something about it.
     pub async fn acknowledge(self, id: TaskId, now: Timestamp) -> Result<()> {
-        let record = self.record("dead.acknowledge", id, None, None, now);
+        let record = self.record("dead.acknowledge", id.to_string(), None, None, now);
         self.store.change_letter(id, remind::acknowledge(id, now), &record, now).await
     }
 
@@ -115,7 +115,8 @@ impl<'s> Acting<'s> {
         check_by(owner)?;
         let letter = self.store.get_dead(id).await?.ok_or_else(|| remind::no_letter(id))?;
         let named = |owner: Option<&str>| Some(json!({ "owner": owner }));
-        let record = self.record("dead.take_over", id, named(letter.owner.as_deref()), named(Some(owner)), now);
+        let record =
+            self.record("dead.take_over", id.to_string(), named(letter.owner.as_deref()), named(Some(owner)), now);
         self.store.change_letter(id, remind::take_over(id, owner, now), &record, now).await
     }
 
@@ -126,7 +127,7 @@ impl<'s> Acting<'s> {
     fn record(
         &self,
         action: &str,
-        target: impl ToString,
+        target: impl Into<String>,
         before: Option<Json>,
         after: Option<Json>,
         now: Timestamp,
@@ -138,7 +139,7 @@ impl<'s> Acting<'s> {
     /// One letter is named; of several it is said how many, and which.
     fn of_letters(&self, action: &str, ids: &[TaskId], now: Timestamp) -> Record {
         match ids {
-            [one] => self.record(action, one, None, None, now),
+            [one] => self.record(action, one.to_string(), None, None, now),
             _ => self.record(action, format!("{} letters", ids.len()), Some(json!({ "ids": named(ids) })), None, now),
         }
     }

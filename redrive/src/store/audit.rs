@@ -105,11 +105,11 @@ pub struct AuditFilter {
 
 impl AuditEntry {
     /// Something that was done. What is too long to be stored is cut.
-    pub fn new(who: &str, action: &str, target: impl ToString) -> Self {
+    pub fn new(who: &str, action: &str, target: impl Into<String>) -> Self {
         Self {
             who: storable(who, limits::BY),
             action: storable(action, LONGEST_ACTION),
-            target: storable(&target.to_string(), LONGEST_TARGET),
+            target: storable(&target.into(), LONGEST_TARGET),
             outcome: AuditOutcome::Done,
             before: None,
             after: None,

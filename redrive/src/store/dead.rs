@@ -142,13 +142,14 @@ impl Store {
         check_by(by)?;
         let doing = format!("closing {} dead letters", ids.len());
         let archive = self.tables().archive(now);
-        retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| {
+        retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, tried| {
             let letters = read_letters(c, ids, true).await?;
             let closed = letters.len() as u64;
             let entries: Vec<_> = letters.into_iter().map(|letter| closed_letter(letter, how, by, note)).collect();
             close(c, archive, &entries, now).await?;
             audit::write(c, record.filter(|_| closed > 0), now).await?;
-            Ok(closed)
+            // An earlier try may have closed them all, and its answer was lost.
+            if tried > 0 && closed == 0 { closed_already(c, archive, ids, by, now).await } else { Ok(closed) }
         })
     }
 }
@@ -273,6 +274,23 @@ fn redriven(letter: DeadTask, by: &str, went: &IdMap<Redriven>) -> Option<archiv
         Some(Redriven::Gone) | None => None,
     };
     Some(archive::Entry { redriven_as, ..closed_letter(letter, EndedAs::Redriven, by, None) })
+}
+
+/// How many of these were closed by this person at this moment.
+async fn closed_already(
+    c: &mut Connection<'_>,
+    archive: Archive,
+    ids: &[TaskId],
+    by: &str,
+    now: Timestamp,
+) -> sqlx::Result<u64> {
+    if ids.is_empty() {
+        return Ok(0);
+    }
+    let s = Listed::new(c.dialect(), &["id"], ids.iter().map(|id| vec![(*id).into()]).collect());
+    let table = joined_on(c.dialect(), archive, "t.id = s.id");
+    let sql = format!("SELECT t.id FROM {} {table} WHERE t.ended_at = ? AND t.ended_by = ?", s.source);
+    Ok(c.rows(s.bind_to(query(sql)).bind(now).bind(by)).await?.len() as u64)
 }
 
 /// Moves letters to the archive.

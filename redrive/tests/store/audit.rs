@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redrive::store::{AuditEntry, AuditFilter, AuditOutcome, Audited, Cancelled, Redriven};
-use redrive::{Policy, TaskId};
+use redrive::store::{AuditEntry, AuditFilter, AuditOutcome, Audited, Cancelled, Fault, Faults, Redriven, Role};
+use redrive::{Policy, Store, TaskId};
 use serde_json::json;
 
 use crate::harness::*;
@@ -18,6 +18,7 @@ layouts!(
     records_are_found_by_who_what_and_when,
     a_record_is_small_whatever_is_in_it,
     pauses_are_recorded,
+    a_lost_answer_makes_no_second_record,
 );
 
 async fn audit(db: &Db) -> Vec<Audited> {
@@ -132,7 +133,7 @@ async fn records_are_found_by_who_what_and_when(db: Db) {
     for (n, (who, action)) in
         [("ada", "task.cancel"), ("ada", "task_x"), ("bob", "task.fail"), ("bob", "Task.fail")].into_iter().enumerate()
     {
-        db.store.audit(&AuditEntry::new(who, action, n % 2), later(n as u64 * 60)).await.unwrap();
+        db.store.audit(&AuditEntry::new(who, action, (n % 2).to_string()), later(n as u64 * 60)).await.unwrap();
     }
     let found = async |filter: AuditFilter| {
         let entries = db.store.audits(&filter, 10).await.unwrap();
@@ -151,7 +152,7 @@ async fn records_are_found_by_who_what_and_when(db: Db) {
 
 async fn a_record_is_small_whatever_is_in_it(db: Db) {
     let long = "漢\0".repeat(20_000);
-    let entry = AuditEntry::new(&long, &long, &long).refused(&long).noting(Some(&long)).changed(json!(long), json!(1));
+    let entry = AuditEntry::new(&long, &long, &*long).refused(&long).noting(Some(&long)).changed(json!(long), json!(1));
     db.store.audit(&entry, NOW).await.unwrap();
     let read = last(&db).await;
     assert_eq!(read, entry);
@@ -166,4 +167,45 @@ async fn pauses_are_recorded(db: Db) {
     let seen: Vec<_> = audit(&db).await.into_iter().map(|a| (a.entry.who, a.entry.action, a.entry.target)).collect();
     let record = |who: &str, action: &str| (who.to_owned(), action.to_owned(), "m".to_owned());
     assert_eq!(seen, [record("unknown", "method.resume"), record("ada", "method.pause")]);
+}
+
+/// Each write is committed and its answer lost: it is tried again, and is there once.
+async fn a_lost_answer_makes_no_second_record(db: Db) {
+    let (faults, mut faulty) = (Faults::default(), options());
+    faulty.faults = Some(faults.clone());
+    let store = Store::open_with(&db.url, faulty).await.unwrap();
+    let ada = store.acting("ada").unwrap();
+    let ids = add_many(&db.store, 6).await;
+    for id in &ids[3..] {
+        db.store.fail(*id, NOW).await.unwrap();
+    }
+    let lose = || faults.next_write(Fault::FailAfterCommit);
+    lose();
+    assert_eq!(ada.cancel(ids[0], NOW).await.unwrap(), Cancelled::Ended);
+    lose();
+    ada.retry_now(ids[1], later(1)).await.unwrap();
+    lose();
+    assert!(matches!(ada.redrive(&ids[3..4], None, NOW).await.unwrap()[..], [Redriven::As(_)]));
+    lose();
+    assert_eq!(ada.resolve(&ids[4..5], NOW).await.unwrap(), 1);
+    lose();
+    ada.take_over(ids[5], "ada", NOW).await.unwrap();
+    lose();
+    let made = store.create_token("t", Role::Viewer, None, "ada", NOW).await.unwrap();
+    lose();
+    assert!(store.revoke_token(&made.token.id, "ada", NOW).await.unwrap());
+    assert!(faults.are_spent());
+    let mut actions: Vec<String> = audit(&db).await.into_iter().map(|a| a.entry.action).collect();
+    actions.sort();
+    let each_once = [
+        "dead.redrive",
+        "dead.resolve",
+        "dead.take_over",
+        "task.cancel",
+        "task.retry_now",
+        "token.create",
+        "token.revoke",
+    ];
+    assert_eq!(actions, each_once);
+    assert_eq!((db.count("redrive_token").await, db.count("retry_archive").await), (1, 3));
 }
