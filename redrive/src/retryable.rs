@@ -146,6 +146,11 @@ pub trait Retryable: Serialize + Send + Sync {
         false
     }
 
+    /// The trace that it belongs to (W3C `traceparent`).
+    fn traceparent(&self) -> Option<&str> {
+        None
+    }
+
     /// The result as JSON: for the success callback, a CEL condition and the archive. Without it they see `null`.
     fn result(&self, output: &Self::Output) -> Option<serde_json::Value> {
         _ = output;
@@ -217,6 +222,7 @@ pub(crate) fn new_task<C: Retryable>(call: &C, policy: Policy) -> Result<NewTask
     new.key = call.key();
     new.business = call.business();
     new.encrypt = call.encrypt();
+    new.traceparent = call.traceparent().map(str::to_owned);
     Ok(new)
 }
 

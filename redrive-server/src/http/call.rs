@@ -7,7 +7,7 @@
 use redrive::{
     Business, Context, Error, Failure, Key, Kind, Persist, Policy, PolicyPatch, Result, Retryable, Verdict, condition,
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
 use super::answer::Answer;
@@ -31,11 +31,10 @@ use super::{METHOD, method_of};
 /// assert_enqueued!(engine, method = "http");
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(transparent)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(from = "HttpRequest")]
 pub struct HttpCall {
     request: HttpRequest,
-    #[serde(skip)]
     asked: Asked,
 }
 
@@ -59,8 +58,9 @@ impl HttpCall {
         delivery.check(&request)?;
         let target = request.target.as_deref().and_then(|name| delivery.target(name));
         let target = target.map(|target| target.policy().clone()).unwrap_or_default();
-        let asked = Asked { method: method_of(request.target.as_deref()), target, ..Asked::default() };
-        Ok(Self { request, asked })
+        let mut call = Self::from(request);
+        call.asked.target = target;
+        Ok(call)
     }
 
     /// With these policy fields instead of the target's or the settings'.
@@ -99,10 +99,24 @@ impl HttpCall {
         self
     }
 
-    /// The trace of the caller, for a try before it is written down.
+    /// The trace of the caller (W3C `traceparent`); it is sent along.
     pub fn traceparent(mut self, traceparent: impl Into<String>) -> Self {
         self.asked.traceparent = Some(traceparent.into());
         self
+    }
+}
+
+/// As it was written down.
+impl From<HttpRequest> for HttpCall {
+    fn from(request: HttpRequest) -> Self {
+        let asked = Asked { method: method_of(request.target.as_deref()), ..Asked::default() };
+        Self { request, asked }
+    }
+}
+
+impl Serialize for HttpCall {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        self.request.serialize(s)
     }
 }
 
@@ -176,6 +190,10 @@ impl Retryable for HttpCall {
         self.asked.encrypt
     }
 
+    fn traceparent(&self) -> Option<&str> {
+        self.asked.traceparent.as_deref()
+    }
+
     fn result(&self, answer: &Answer) -> Option<Value> {
         serde_json::to_value(answer).ok()
     }
@@ -205,7 +223,7 @@ mod tests {
     }
 
     fn plain() -> HttpCall {
-        call("", HttpRequest::post("https://example.org")).unwrap()
+        HttpRequest::post("https://example.org").into()
     }
 
     #[test]
@@ -239,12 +257,12 @@ mod tests {
     #[test]
     fn the_caller_s_policy_is_over_the_target_s_over_the_settings() {
         let toml = "[targets.billing]\nbase_url = 'https://b'\nmax_attempts = 5\ntimeout = '3s'";
-        let request = HttpRequest::to_target("billing", "/x");
+        let call = call(toml, HttpRequest::to_target("billing", "/x")).unwrap();
         let defaults = Policy { max_crashes: 9, max_attempts: Some(2), ..Policy::default() };
         let policy = |patch: &[(&str, u32)]| {
             let mut own = PolicyPatch::default();
             patch.iter().for_each(|(field, value)| own.set(field, *value).unwrap());
-            Retryable::policy(&call(toml, request.clone()).unwrap().policy(own), defaults.clone())
+            Retryable::policy(&call.clone().policy(own), defaults.clone())
         };
         let target = policy(&[]);
         assert_eq!(
@@ -252,7 +270,7 @@ mod tests {
             (Some(5), 9, Some(Duration::from_secs(3)))
         );
         assert_eq!(policy(&[("max_attempts", 7)]).max_attempts, Some(7));
-        assert_eq!(call(toml, request).unwrap().method(), "http.billing");
+        assert_eq!(call.method(), "http.billing");
         assert_eq!(Retryable::policy(&plain(), defaults).timeout, Some(DEFAULT_TIMEOUT), "an attempt ends");
         assert_eq!(plain().method(), "http");
     }
@@ -260,7 +278,8 @@ mod tests {
     #[test]
     fn what_cannot_be_sent_is_refused_before_it_is_written_down() {
         let toml = "[targets.own]\nbase_url = 'http://127.0.0.1:1'\nallow_private = true\n[targets.bad]\nbase_url = 'http://127.1'";
-        let said = |request: HttpRequest| call(toml, request).map_or_else(|e| e.to_string(), |_| String::new());
+        let delivery = HttpDelivery::new(&Settings::parse(toml, [].into_iter()).unwrap()).unwrap();
+        let said = |request| HttpCall::new(&delivery, request).map_or_else(|e| e.to_string(), |_| String::new());
         assert_eq!(said(HttpRequest::to_target("own", "/x")), "");
         for (request, part) in [
             (HttpRequest::to_target("bad", "/x"), "this machine"),
@@ -280,6 +299,6 @@ mod tests {
         let json = serde_json::to_string(&call).unwrap();
         assert_eq!(json, r#"{"method":"POST","url":"https://example.org"}"#);
         let read: HttpCall = serde_json::from_str(&json).unwrap();
-        assert_eq!(read.request, call.request);
+        assert_eq!((&read.request, read.method()), (&call.request, "http"));
     }
 }

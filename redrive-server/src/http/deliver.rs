@@ -28,10 +28,14 @@ use super::request::HttpRequest;
 use super::target::Target;
 use super::{METHOD, method_of};
 
-/// Delivers requests. Handlers find it as a value of the engine: see [`install`](Self::install).
+/// Delivers requests. Handlers find it as a value of the engine: see [`install`](Self::install). Cheap to clone; clones share
+/// their connections.
+#[derive(Clone, Debug)]
+pub struct HttpDelivery(Arc<Shared>);
+
 #[derive(Debug)]
-pub struct HttpDelivery {
-    targets: BTreeMap<String, Arc<Target>>,
+struct Shared {
+    targets: BTreeMap<String, Target>,
     public: Route,
     private: Route,
     max_redirects: u32,
@@ -62,36 +66,36 @@ impl HttpDelivery {
     /// Under these settings.
     pub fn new(settings: &Settings) -> Result<Self> {
         let HttpSettings { allow, max_redirects, .. } = &settings.http;
-        let target = |(name, target): (&String, _)| Ok((name.clone(), Arc::new(Target::new(name, target)?)));
-        Ok(Self {
+        let target = |(name, target): (&String, _)| Ok((name.clone(), Target::new(name, target)?));
+        let tls = tls()?;
+        Ok(Self(Arc::new(Shared {
             targets: settings.targets.iter().map(target).collect::<Result<_>>()?,
-            public: Route::new(Guard::new(allow))?,
-            private: Route::new(Guard::new(allow).allow_private())?,
+            public: Route::new(Guard::new(allow), tls.clone())?,
+            private: Route::new(Guard::new(allow).allow_private(), tls)?,
             max_redirects: *max_redirects,
-        })
+        })))
     }
 
     /// Makes an engine deliver: requests without a target under the method `http`, those to a target under `http.` and its
     /// name, with its limits.
     pub fn install(self, builder: Builder) -> Builder {
-        let methods: Vec<_> = self.targets.values().map(|t| (method_of(Some(t.name())), t.limits())).collect();
         let plain = builder.handler_as::<HttpCall>(METHOD, MethodOptions::default());
-        let with = |builder: Builder, (method, limits): (String, MethodOptions)| {
-            builder.handler_as::<HttpCall>(method, limits)
+        let with = |builder: Builder, target: &Target| {
+            builder.handler_as::<HttpCall>(method_of(Some(target.name())), target.limits())
         };
-        methods.into_iter().fold(plain, with).state(self)
+        self.0.targets.values().fold(plain, with).state(self)
     }
 
     /// The target of this name.
-    pub fn target(&self, name: &str) -> Option<&Arc<Target>> {
-        self.targets.get(name)
+    pub fn target(&self, name: &str) -> Option<&Target> {
+        self.0.targets.get(name)
     }
 
     /// Whether a request can be sent as far as that is known beforehand; if not, all that is wrong with it.
     pub fn check(&self, request: &HttpRequest) -> Result<()> {
         request.validate()?;
         if let Some(name) = &request.target
-            && !self.targets.contains_key(name)
+            && self.target(name).is_none()
         {
             return Err(Error::invalid("target", format!("there is no target {name:?} in the settings")));
         }
@@ -124,13 +128,13 @@ impl HttpDelivery {
         let unsendable = |why: String| DeliveryError::new("invalid_data", why);
         let Some(name) = &request.target else { return Ok((request.address().map_err(unsendable)?, None)) };
         let missing = || DeliveryError::new("unknown_target", format!("there is no target {name:?} in the settings"));
-        let target = self.targets.get(name).ok_or_else(missing)?;
+        let target = self.target(name).ok_or_else(missing)?;
         Ok((target.url(&request.url).map_err(unsendable)?, Some(target)))
     }
 
     fn route(&self, target: Option<&Target>, url: &Url) -> &Route {
         let private = target.is_some_and(|target| target.allows_private() && target.is_at(url));
-        if private { &self.private } else { &self.public }
+        if private { &self.0.private } else { &self.0.public }
     }
 
     fn first(&self, request: &HttpRequest, sending: &Sending) -> Result<Hop<'_>, DeliveryError> {
@@ -145,16 +149,17 @@ impl HttpDelivery {
     }
 
     async fn follow(&self, mut hop: Hop<'_>) -> Result<Answer, DeliveryError> {
-        let mut left = self.max_redirects;
+        let most = self.0.max_redirects;
+        let mut left = most;
         loop {
             let response = self.send(&hop).await?;
             let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
             let note = match next(&hop.method, &hop.url, response.status(), location) {
                 Next::Answer => None,
                 Next::NotFollowed(why) => Some(format!("not followed: {why}")),
-                Next::To { .. } if self.max_redirects == 0 => Some("not followed: the settings say so".into()),
+                Next::To { .. } if most == 0 => Some("not followed: the settings say so".into()),
                 Next::To { .. } if left == 0 => {
-                    let why = format!("more than {} redirects, the last to {}", self.max_redirects, shown(&hop.url));
+                    let why = format!("more than {most} redirects, the last to {}", shown(&hop.url));
                     return Err(DeliveryError::new("too_many_redirects", why));
                 }
                 Next::To { url, method, with_body } => {
@@ -211,15 +216,8 @@ async fn within<T>(
 }
 
 impl Route {
-    /// TLS by rustls and ring with the system's certificates, like everything here. No proxy: it would resolve names, and
-    /// the guard would see its address alone. Redirects are followed by us.
-    fn new(guard: Guard) -> Result<Self> {
-        let failed = |e: &dyn StdError| Error::invalid("http", format!("the client cannot be set up: {}", chain(e)));
-        let tls = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .and_then(BuilderVerifierExt::with_platform_verifier)
-            .map_err(|e| failed(&e))?
-            .with_no_client_auth();
+    /// No proxy: it would resolve names, and the guard would see its address alone. Redirects are followed by us.
+    fn new(guard: Guard, tls: rustls::ClientConfig) -> Result<Self> {
         let client = Client::builder()
             .tls_backend_preconfigured(tls)
             .dns_resolver(guard.clone())
@@ -229,9 +227,21 @@ impl Route {
             .pool_idle_timeout(KEEP_IDLE)
             .user_agent(concat!("redrive/", env!("CARGO_PKG_VERSION")))
             .build()
-            .map_err(|e| failed(&e))?;
+            .map_err(|e| unusable(&e))?;
         Ok(Self { guard, client })
     }
+}
+
+/// TLS by rustls and ring with the system's certificates, like everything here.
+fn tls() -> Result<rustls::ClientConfig> {
+    let config = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .and_then(BuilderVerifierExt::with_platform_verifier);
+    Ok(config.map_err(|e| unusable(&e))?.with_no_client_auth())
+}
+
+fn unusable(e: &dyn StdError) -> Error {
+    Error::invalid("http", format!("the client cannot be set up: {}", chain(e)))
 }
 
 impl DeliveryError {

@@ -20,7 +20,7 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
 /// What a caller cannot set: it belongs to the connection, follows from the request, or is ours. So is all that begins
 /// with `redrive-`.
-pub(super) const RESERVED: &[&str] = &[
+const RESERVED: &[&str] = &[
     "connection",
     "content-length",
     "expect",
@@ -61,6 +61,11 @@ const HARMLESS: &[&str] = &[
     FENCE,
     TRACEPARENT,
 ];
+
+/// Whether a header of this name, in lower case, is not to be set.
+pub(super) fn is_reserved(name: &str) -> bool {
+    RESERVED.contains(&name) || name.starts_with("redrive-")
+}
 
 /// What is known of the attempt that is sent.
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Method, Url};
 use serde::{Deserialize, Serialize};
 
-use super::headers::RESERVED;
+use super::headers::is_reserved;
 
 /// A request to be delivered.
 ///
@@ -31,7 +31,7 @@ use super::headers::RESERVED;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpRequest {
-    /// Default: `POST`.
+    /// In capitals, or it is made so. Default: `POST`.
     #[serde(default = "post")]
     pub method: String,
     /// An address that begins with `https://` or `http://`; with a target a path, with a query if need be.
@@ -127,7 +127,7 @@ impl HttpRequest {
     }
 
     pub(super) fn parsed_method(&self) -> Result<Method, String> {
-        match Method::from_bytes(self.method.as_bytes()) {
+        match Method::from_bytes(self.method.to_ascii_uppercase().as_bytes()) {
             Ok(Method::CONNECT | Method::TRACE) => Err(format!("{} cannot be delivered", self.method)),
             Ok(method) if self.method.len() <= 32 => Ok(method),
             _ => Err("must be a word such as GET or POST".into()),
@@ -209,10 +209,6 @@ fn check_headers(headers: &BTreeMap<String, String>, problems: &mut Problems) {
     }
 }
 
-fn is_reserved(name: &str) -> bool {
-    RESERVED.contains(&name) || name.starts_with("redrive-")
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -274,7 +270,7 @@ mod tests {
             ("Connection", "close"),
         ];
         let request = HttpRequest {
-            method: "CONNECT".into(),
+            method: "connect".into(),
             headers: headers.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
             body: Some("x".into()),
             body_base64: Some("not base64!".into()),

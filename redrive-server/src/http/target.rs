@@ -6,6 +6,7 @@ use redrive::{Error, MethodOptions, PolicyPatch, Result, Secret, TargetSettings}
 use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
+use super::headers::is_reserved;
 use super::request::check_path;
 
 /// A target of the settings.
@@ -29,6 +30,9 @@ impl Target {
         for (name, value) in &settings.headers {
             let wrong = || Error::invalid(field("headers"), format!("{name:?} and its value are not a header"));
             let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?;
+            if is_reserved(name.as_str()) {
+                return Err(Error::invalid(field("headers"), format!("{name} is ours to set")));
+            }
             let mut value = HeaderValue::from_str(value.reveal()).map_err(|_| wrong())?;
             value.set_sensitive(true);
             headers.insert(name, value);
@@ -143,6 +147,15 @@ mod tests {
         }
         assert_eq!(target("https://h").url("/../x").map(String::from), Ok("https://h/x".into()));
         assert_eq!(target("https://h").url("@evil.org").map(String::from), Ok("https://h/@evil.org".into()));
+    }
+
+    #[test]
+    fn headers_that_are_ours_are_refused() {
+        let mut settings = TargetSettings::default();
+        settings.base_url = "https://h".into();
+        settings.headers = [("Redrive-Fence".to_owned(), "x".into())].into();
+        let said = Target::new("t", &settings).unwrap_err().to_string();
+        assert_eq!(said, "targets.t.headers: redrive-fence is ours to set");
     }
 
     #[test]
