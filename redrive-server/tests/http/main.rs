@@ -344,6 +344,12 @@ async fn of_a_big_body_the_beginning_is_kept() {
     let answer: Answer = serde_json::from_str(kept[0].result.as_ref().unwrap()).unwrap();
     assert_eq!((answer.status, answer.truncated, answer.body.unwrap().len()), (200, true, 64 * 1024));
     assert_eq!(answer.headers["content-length"], "5000000");
+
+    // No more is read: this one promises a gigabyte, sends a little, and never goes on.
+    let sent = [b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n".to_vec(), vec![b'x'; 100_000]].concat();
+    let endless = HttpRequest::post(format!("http://127.0.0.1:{}/", bytes(sent.leak(), false).await));
+    let became = world.outcome_under(endless, &[("timeout", "\"20s\"")]).await;
+    assert!(matches!(became, Became::Done), "{became:?}");
 }
 
 #[tokio::test]
