@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redrive::store::{ArchiveFilter, DeadFilter};
 use redrive::testing::Testing;
-use redrive::{CallError, Cause, IntoTask, PolicyPatch, Settings, Task};
+use redrive::{CallError, Cause, Engine, IntoTask, PolicyPatch, Settings, Store, Task};
 use redrive_server::http::{Answer, HttpCall, HttpDelivery, HttpRequest};
 use service::{Service, bytes, nobody};
 
@@ -405,6 +405,28 @@ async fn a_target_that_is_gone_from_the_settings_is_waited_for() {
     assert_eq!(after.engine.run_due().await, 0, "nobody handles it");
     assert_eq!(after.engine.waiting().await.len(), 1);
     assert!(before.engine.handles("http.billing") && !after.engine.handles("http.billing"));
+}
+
+#[tokio::test]
+async fn a_target_that_hangs_holds_up_nobody_else() {
+    let (bad, good) = (Service::start().await, Service::start().await);
+    let toml = format!(
+        "[engine]\nconcurrency = 4\ngrace = '100ms'\n[targets.bad]\nbase_url = '{}'\nallow_private = true\nconcurrency = 2\ntimeout = '1m'\n\
+         max_attempts = 1\n[targets.good]\nbase_url = '{}'\nallow_private = true",
+        bad.url("/"),
+        good.url("/")
+    );
+    let settings = Settings::parse(&toml, [].into_iter()).unwrap();
+    let delivery = HttpDelivery::new(&settings).unwrap();
+    let builder = Engine::builder(Store::open("sqlite::memory:").await.unwrap()).settings(settings);
+    let engine = delivery.clone().install(builder).start().await.unwrap();
+    let to = |target: &str, path: &str| HttpCall::new(&delivery, HttpRequest::to_target(target, path)).unwrap();
+    engine.enqueue_many((0..20).map(|_| to("bad", "/hang"))).await.unwrap();
+    bad.wait_for(2).await;
+    engine.enqueue(to("good", "/echo")).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(30), good.wait_for(1)).await.unwrap();
+    assert_eq!(bad.seen().len(), 2, "the first two still hang, and no more were begun");
+    engine.stop().await;
 }
 
 /// HMAC-SHA256 as RFC 2104 has it, written out.

@@ -9,6 +9,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio::sync::Notify;
 
 /// A request that came in.
 #[derive(Clone, Debug)]
@@ -26,9 +27,9 @@ impl Seen {
     }
 }
 
-type Log = Arc<Mutex<Vec<Seen>>>;
+type Log = Arc<(Mutex<Vec<Seen>>, Notify)>;
 
-/// Answers by path: `/status/503`, `/redirect/307?http://elsewhere/`, `/retry-after/120`, `/big/1000000`, `/echo`; and
+/// Answers by path: `/status/503`, `/redirect/307?http://elsewhere/`, `/retry-after/120`, `/big/1000000`, `/hang`, `/echo`; and
 /// `/then/503,200/x`, which gives one status after the other.
 pub struct Service {
     pub port: u16,
@@ -52,7 +53,14 @@ impl Service {
     }
 
     pub fn seen(&self) -> Vec<Seen> {
-        self.log.lock().unwrap().clone()
+        self.log.0.lock().unwrap().clone()
+    }
+
+    /// Waits until it has been sent so many requests.
+    pub async fn wait_for(&self, requests: usize) {
+        while self.seen().len() < requests {
+            self.log.1.notified().await; // one that came in between has left its permit
+        }
     }
 }
 
@@ -66,8 +74,9 @@ async fn answer(
 ) -> Response {
     let (path, query) = (uri.path().to_owned(), uri.query().unwrap_or_default().to_owned());
     let secret = headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
-    log.lock().unwrap().push(Seen { method, path: path.clone(), headers, body: body.clone(), peer });
-    let count = log.lock().unwrap().iter().filter(|seen| seen.path == path).count();
+    log.0.lock().unwrap().push(Seen { method, path: path.clone(), headers, body: body.clone(), peer });
+    log.1.notify_one();
+    let count = log.0.lock().unwrap().iter().filter(|seen| seen.path == path).count();
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     let status = |text: &str| StatusCode::from_u16(text.parse().unwrap()).unwrap();
     match parts.as_slice() {
@@ -84,6 +93,7 @@ async fn answer(
         ["big", size] => vec![b'x'; size.parse().unwrap()].into_response(),
         ["json", code] => (status(code), [("x-state", "done")], r#"{"ok": true}"#).into_response(),
         ["tell"] => (StatusCode::FORBIDDEN, format!("your {} is wrong", secret.unwrap_or_default())).into_response(),
+        ["hang"] => std::future::pending().await,
         ["loop"] => (StatusCode::TEMPORARY_REDIRECT, [("location", "/loop")]).into_response(),
         _ => body.into_response(),
     }
