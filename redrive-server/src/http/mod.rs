@@ -24,7 +24,7 @@ mod request;
 mod target;
 
 pub use answer::Answer;
-pub use call::HttpCall;
+pub use call::{CallFailed, HttpCall};
 pub use deliver::{DeliveryError, HttpDelivery};
 pub use guard::{Guard, Refused};
 pub use request::HttpRequest;
