@@ -20,7 +20,6 @@ use futures_util::FutureExt;
 
 use crate::classify::{Class, Failure, Kind};
 use crate::clock::{Timestamp, pause};
-use crate::condition;
 use crate::context::{Context, Inline, Word};
 use crate::crypt::Keyring;
 use crate::engine::{Engine, Verdict, panicked, random};
@@ -151,7 +150,7 @@ impl<T: fmt::Debug, E: std::error::Error + 'static> std::error::Error for CallEr
     }
 }
 
-const UNMET: &str = "the result does not satisfy the success condition";
+pub(crate) const UNMET: &str = "the result does not satisfy the success condition";
 
 pub(crate) fn no_result(limit: Duration) -> String {
     format!("no result within {}", humantime::format_duration(limit))
@@ -184,18 +183,19 @@ pub(crate) async fn try_once<C: Retryable>(call: &C, cx: &Context<'_>, limit: Op
 
 /// What an end means.
 pub(crate) fn judge<C: Retryable>(call: &C, cx: &Context<'_>, policy: &Policy, ended: &Ended<C>) -> Outcome {
-    let failure = match ended {
+    let verdict = match ended {
         Ok(value) if succeeded(call, policy, value) => return Outcome::Done,
-        Ok(_) | Err(Cause::Unmet(_) | Cause::Untold(_)) => Failure::retry(Kind::UNMET, UNMET),
-        Err(Cause::Timeout(limit)) => by_lists(policy, Failure::retry(Kind::TIMEOUT, no_result(*limit))),
-        Err(Cause::Panic(said)) => by_lists(policy, Failure::retry(Kind::PANIC, said)),
-        Err(Cause::Error(e)) => match call.classify(e) {
-            Verdict::Failed(failure) => by_lists(policy, failure),
-            Verdict::Retry(failure) => Failure { class: Class::Retry, ..failure },
-            Verdict::Fatal(failure) => return Outcome::Fatal(failure),
-            Verdict::Snooze(time) => return Outcome::Snooze(time),
-            Verdict::Cancel => return Outcome::Cancel,
-        },
+        Ok(value) | Err(Cause::Unmet(value) | Cause::Untold(value)) => call.unmet(value),
+        Err(Cause::Timeout(limit)) => Verdict::Failed(Failure::retry(Kind::TIMEOUT, no_result(*limit))),
+        Err(Cause::Panic(said)) => Verdict::Failed(Failure::retry(Kind::PANIC, said)),
+        Err(Cause::Error(e)) => call.classify(e),
+    };
+    let failure = match verdict {
+        Verdict::Failed(failure) => by_lists(policy, failure),
+        Verdict::Retry(failure) => Failure { class: Class::Retry, ..failure },
+        Verdict::Fatal(failure) => return Outcome::Fatal(failure),
+        Verdict::Snooze(time) => return Outcome::Snooze(time),
+        Verdict::Cancel => return Outcome::Cancel,
     };
     match cx.said().word {
         None => Outcome::Failed(failure),
@@ -211,8 +211,10 @@ fn by_lists(policy: &Policy, failure: Failure) -> Failure {
 }
 
 fn succeeded<C: Retryable>(call: &C, policy: &Policy, value: &C::Output) -> bool {
-    let holds = |cel: &str| condition::holds(cel, &call.result(value).unwrap_or_default());
-    call.is_success(value) && policy.success_if.as_deref().is_none_or(holds)
+    match &policy.success_if {
+        Some(condition) => call.meets(value, condition),
+        None => call.is_success(value),
+    }
 }
 
 /// The result as it is told to callbacks and kept, if it is.
@@ -276,7 +278,7 @@ impl Engine {
     /// The policy of a call, settings included.
     fn policy_for<C: Retryable>(&self, call: &C) -> Policy {
         let defaults = self.defaults();
-        defaults.adjusted(C::METHOD, policy_of(call, &defaults.policy))
+        defaults.adjusted(call.method(), policy_of(call, &defaults.policy))
     }
 
     /// What becomes of a first try that was not plainly a success.

@@ -135,16 +135,16 @@ pub fn classify(retry_for: &[Kind], no_retry_for: &[Kind], kind: &Kind) -> Class
 }
 
 /// What no retry can mend: `no_permission`, `invalid_data`, and HTTP answers that say so
-/// (4xx other than 408, 425 and 429; 501; 505).
+/// (a redirect that is not followed; 4xx other than 408, 425 and 429; 501; 505), or an address that must not be called.
 fn is_builtin_reject(kind: &Kind) -> bool {
     match kind.as_str() {
-        "no_permission" | "invalid_data" => true,
+        "no_permission" | "invalid_data" | "refused_address" | "too_many_redirects" => true,
         name => name.strip_prefix("http.").and_then(|s| s.parse().ok()).is_some_and(is_http_reject),
     }
 }
 
 fn is_http_reject(status: u16) -> bool {
-    matches!(status, 400..=499 | 501 | 505) && !matches!(status, 408 | 425 | 429)
+    matches!(status, 300..=499 | 501 | 505) && !matches!(status, 408 | 425 | 429)
 }
 
 /// Why an attempt failed.
@@ -193,14 +193,14 @@ mod tests {
         for kind in ["not_ready", "too_busy", "no_resource", "server_error", "timeout", "connect"] {
             assert_eq!(classify(&[], &[], &Kind::of(kind)), Class::Retry, "{kind}");
         }
-        for kind in ["no_permission", "invalid_data"] {
+        for kind in ["no_permission", "invalid_data", "refused_address", "too_many_redirects"] {
             assert_eq!(classify(&[], &[], &Kind::of(kind)), Class::Reject, "{kind}");
         }
     }
 
     #[test]
     fn http_answers_that_are_worth_a_retry() {
-        for status in 400..=599 {
+        for status in 300..=599 {
             let retries = matches!(status, 408 | 425 | 429) || (status >= 500 && !matches!(status, 501 | 505));
             let class = classify(&[], &[], &Kind::http(status));
             assert_eq!(class == Class::Retry, retries, "{status}");

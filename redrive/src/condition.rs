@@ -1,5 +1,9 @@
 //! Success conditions in CEL: `result.code == 200`. Compiled once, kept for the next result.
 //!
+//! What a condition is about depends on the call: `result` is there for all; an HTTP delivery also gives `status`, `headers`
+//! and `body`. A call that has more than its result to give says so in
+//! [`Retryable::meets`](crate::Retryable::meets).
+//!
 //! A condition that cannot be evaluated (a field is missing, types do not fit, it does not give a truth value) is not met: the
 //! attempt has failed and is tried again. Why is logged, since that is mostly a mistake in the condition.
 
@@ -19,12 +23,21 @@ pub(crate) fn check(cel: &str) -> Result<(), String> {
 }
 
 /// Whether the condition holds for this result.
-pub(crate) fn holds(cel: &str, result: &serde_json::Value) -> bool {
-    holds_for(cel, &[("result", result)])
+pub(crate) fn holds_for_result(cel: &str, result: &serde_json::Value) -> bool {
+    holds(cel, &[("result", result)])
 }
 
-/// The same with variables of other names.
-pub(crate) fn holds_for(cel: &str, variables: &[(&str, &serde_json::Value)]) -> bool {
+/// Whether a condition holds for variables of these names.
+///
+/// ```
+/// use redrive::condition;
+/// use serde_json::json;
+///
+/// let (status, body) = (json!(202), json!({"state": "accepted"}));
+/// assert!(condition::holds("status < 300 && body.state == 'accepted'", &[("status", &status), ("body", &body)]));
+/// assert!(!condition::holds("headers.etag == 'x'", &[("status", &status)])); // there is no such variable
+/// ```
+pub fn holds(cel: &str, variables: &[(&str, &serde_json::Value)]) -> bool {
     match evaluate(cel, variables) {
         Ok(holds) => holds,
         Err(why) => {
@@ -92,11 +105,26 @@ mod tests {
             "result.rate < 1.0",
             "result.text.startsWith('fi')",
         ] {
-            assert!(holds(cel, &result), "{cel}");
+            assert!(holds_for_result(cel, &result), "{cel}");
         }
         for cel in ["result.code == 500", "result.missing == 1", "result.code", "result.text < 5"] {
-            assert!(!holds(cel, &result), "{cel}");
+            assert!(!holds_for_result(cel, &result), "{cel}");
         }
+    }
+
+    #[test]
+    fn an_answer_is_judged_by_its_parts() {
+        let (status, headers) = (json!(409), json!({"x-state": "done", "content-type": "text/plain"}));
+        let holds = |cel: &str, body: serde_json::Value| {
+            holds(cel, &[("status", &status), ("headers", &headers), ("body", &body)])
+        };
+        assert!(holds("status == 409 || status < 300", json!("already there")));
+        assert!(holds("headers['x-state'] == 'done'", json!(null)));
+        assert!(holds("body.items.size() == 2", json!({"items": [1, 2]})));
+        assert!(holds("body.contains('there')", json!("already there")));
+        assert!(!holds("body.ok", json!("not JSON, so it has no fields")));
+        assert!(!holds("headers['x-other'] == 'done'", json!(null)));
+        assert!(holds("!has(body.error)", json!({"ok": true})));
     }
 
     #[test]

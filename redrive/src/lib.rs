@@ -10,6 +10,7 @@
 //! | [`Engine`] | takes due tasks, runs their handlers, settles them |
 //! | [`registry`] | how the nodes that share the work find each other |
 //! | `notify` | tells people, by mail and webhook, that tasks keep failing |
+//! | [`condition`] | success conditions in CEL |
 //! | [`settle()`], [`classify()`] | what becomes of a task when an attempt has ended: pure functions |
 //! | [`testing`] | for tests of code that uses redrive |
 //!
@@ -32,7 +33,7 @@ mod callback;
 mod classify;
 mod clock;
 mod cluster;
-mod condition;
+pub mod condition;
 mod context;
 mod crypt;
 mod duration;
@@ -71,7 +72,10 @@ pub use policy::{Notify, OnCrash, OnExhausted, Policy, RetryStrategy};
 pub use redrive_macros::{ErrorKind, retryable};
 pub use retryable::{FirstTry, IntoTask, Persist, Registration, Retryable};
 pub use secret::Secret;
-pub use settings::{DatabaseUrl, Defaults, EncryptionSettings, MethodSettings, PolicyPatch, Settings, Watcher};
+pub use settings::{
+    DatabaseUrl, Defaults, EncryptionSettings, HttpSettings, MethodSettings, Network, PolicyPatch, Settings,
+    TargetSettings, Watcher,
+};
 pub use settle::{Change, DeadReason, Outcome, To, give_up, settle, spent};
 pub use store::{Enqueued, Store, StoreOptions};
 pub use task::{Attempt, Business, Lane, LastError, NodeNumber, Status, StopRequest, Task};

@@ -9,7 +9,9 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::call::UNMET;
 use crate::classify::{Failure, Kind};
+use crate::condition;
 use crate::context::Context;
 use crate::engine::{Handler, Verdict};
 use crate::error::Result;
@@ -72,6 +74,12 @@ pub trait Retryable: Serialize + Send + Sync {
     /// What a failed call gives.
     type Error: fmt::Display + Send;
 
+    /// The name under which this one is written down. Default: that of all calls of its type. Whoever gives another registers
+    /// the type under that name, too: [`Builder::handler_as`](crate::Builder::handler_as).
+    fn method(&self) -> &str {
+        Self::METHOD
+    }
+
     /// Makes the call, once.
     fn execute(&self, cx: &Context<'_>) -> impl Future<Output = Result<Self::Output, Self::Error>> + Send;
 
@@ -98,6 +106,20 @@ pub trait Retryable: Serialize + Send + Sync {
         true
     }
 
+    /// Whether this result is a success under its policy's condition, which is CEL. Default: if it is one by itself, and the
+    /// condition holds for `result`. For a call that has more to give to conditions, see [`condition`].
+    fn meets(&self, output: &Self::Output, condition: &str) -> bool {
+        let result = || self.result(output).unwrap_or_default();
+        self.is_success(output) && condition::holds_for_result(condition, &result())
+    }
+
+    /// What it means that a result is not a success. Default: a failure of the kind `unmet`, tried again whatever the policy
+    /// says of kinds.
+    fn unmet(&self, output: &Self::Output) -> Verdict {
+        _ = output;
+        Verdict::Retry(Failure::retry(Kind::UNMET, UNMET))
+    }
+
     /// What an error means: its kind, by which the policy's lists decide, or the decision itself. For an error that knows its
     /// kind (`#[derive(ErrorKind)]`), [`Verdict::of`] is the answer.
     fn classify(&self, error: &Self::Error) -> Verdict {
@@ -122,6 +144,11 @@ pub trait Retryable: Serialize + Send + Sync {
     /// Whether its arguments are encrypted where they are stored.
     fn encrypt(&self) -> bool {
         false
+    }
+
+    /// The trace that it belongs to (W3C `traceparent`).
+    fn traceparent(&self) -> Option<&str> {
+        None
     }
 
     /// The result as JSON: for the success callback, a CEL condition and the archive. Without it they see `null`.
@@ -185,16 +212,17 @@ impl IntoTask for NewTask {
 
 impl<C: Retryable> IntoTask for C {
     fn into_new_task(self, defaults: &Defaults) -> Result<NewTask> {
-        let policy = defaults.adjusted(C::METHOD, policy_of(&self, &defaults.policy));
+        let policy = defaults.adjusted(self.method(), policy_of(&self, &defaults.policy));
         new_task(&self, policy)
     }
 }
 
 pub(crate) fn new_task<C: Retryable>(call: &C, policy: Policy) -> Result<NewTask> {
-    let mut new = NewTask::new(C::METHOD, call)?.policy(policy).priority(call.priority());
+    let mut new = NewTask::new(call.method(), call)?.policy(policy).priority(call.priority());
     new.key = call.key();
     new.business = call.business();
     new.encrypt = call.encrypt();
+    new.traceparent = call.traceparent().map(str::to_owned);
     Ok(new)
 }
 

@@ -26,8 +26,7 @@ impl Secret {
     }
 
     /// A text in which this value may occur, without it.
-    #[cfg(feature = "notify")]
-    pub(crate) fn hide_in(&self, text: &str) -> String {
+    pub fn hide_in(&self, text: &str) -> String {
         if self.0.is_empty() { text.to_owned() } else { text.replace(&self.0, "***") }
     }
 }

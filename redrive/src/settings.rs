@@ -10,6 +10,7 @@
 //! | `read` | the tree as [`Settings`], or all that is wrong with it |
 //! | `patch` | policy fields that are given |
 //! | `defaults` | what the settings mean for one call or task |
+//! | `targets` | where HTTP tasks go |
 //! | `watch` | notices that the file has changed |
 //!
 //! Some fields hold from the moment they are changed, others from the next start ([`Settings::followed_by`] knows which).
@@ -18,6 +19,7 @@ mod defaults;
 mod patch;
 mod read;
 mod sources;
+mod targets;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,6 +42,7 @@ use crate::task::limits;
 
 pub use defaults::Defaults;
 pub use patch::PolicyPatch;
+pub use targets::{HttpSettings, Network, TargetSettings};
 pub use watch::Watcher;
 
 use sources::Sources;
@@ -100,6 +103,10 @@ pub struct Settings {
     pub defaults: PolicyPatch,
     /// What is different for a method; it wins over what the program says. At once. Default: nothing.
     pub methods: BTreeMap<String, MethodSettings>,
+    /// What holds for all HTTP tasks. From the next start on. Default: see there.
+    pub http: HttpSettings,
+    /// Services that HTTP tasks name. From the next start on. Default: none.
+    pub targets: BTreeMap<String, TargetSettings>,
 }
 
 /// Settings of one method. Policy fields stand beside the others: `[methods.charge]`, `max_attempts = 5`, `concurrency = 2`.
@@ -188,6 +195,8 @@ impl Settings {
         for (method, settings) in &self.methods {
             settings.check(method, &mut problems);
         }
+        problems.nest("http", self.http.problems());
+        self.targets.iter().for_each(|(name, target)| target.check(name, &mut problems));
         problems.into_result()
     }
 
@@ -222,6 +231,8 @@ impl Settings {
             #[cfg(feature = "notify")]
             notify: self.notify.clone(),
             registry: self.registry.clone(),
+            http: self.http.clone(),
+            targets: self.targets.clone(),
             engine,
             ..new
         };

@@ -78,13 +78,28 @@ const ALL: &str = r#"
     concurrency = 5
     per_business = 6
     rate = { tasks = 7, per = "8s" }
+    [http]
+    allow = ["10.1.0.0/16", "fd00::/8"]
+    max_redirects = 5
+    [targets.billing]
+    base_url = "https://billing.example.org/api"
+    headers = { Authorization = "***" }
+    signing_secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw" # not as it is written: it would not be one
+    concurrency = 9
+    rate = { tasks = 10, per = "11s" }
+    allow_private = true
+    max_attempts = 12
 "#;
 
 #[test]
 fn every_field_is_read_and_round_trips() {
     let settings = parse(ALL).unwrap();
     let json = serde_json::to_value(&settings).unwrap();
-    assert_eq!(serde_json::from_value::<Settings>(json.clone()).unwrap(), settings);
+    let mut read_again = serde_json::from_value::<Settings>(json.clone()).unwrap();
+    let billing = read_again.targets.get_mut("billing").unwrap();
+    assert_eq!(billing.signing_secret, Some("***".into()), "secrets are not written");
+    billing.signing_secret.clone_from(&settings.targets["billing"].signing_secret);
+    assert_eq!(read_again, settings);
 
     let built_in = serde_json::to_value(Settings::default()).unwrap();
     for (field, value) in built_in["engine"].as_object().unwrap() {
@@ -110,6 +125,56 @@ fn every_field_is_read_and_round_trips() {
     assert_eq!(charge.rate, Some(Rate { tasks: 7, per: Duration::from_secs(8) }));
     assert_eq!(defaults.policy_for("billing.charge").max_attempts, Some(9));
     assert_eq!(defaults.policy_for("billing.charge").max_crashes, 4);
+
+    assert_eq!((settings.http.allow.len(), settings.http.max_redirects), (2, 5));
+    let billing = &settings.targets["billing"];
+    assert_eq!((billing.limits().concurrency, billing.allow_private), (Some(9), true));
+    assert_eq!(billing.rate, Some(Rate { tasks: 10, per: Duration::from_secs(11) }));
+    assert_eq!((billing.base_url.as_str(), billing.signing_keys().len()), ("https://billing.example.org/api", 1));
+    assert_eq!(billing.policy.over(Policy::default()).max_attempts, Some(12));
+}
+
+#[test]
+fn a_target_is_set_by_variables_too_and_its_secrets_are_never_shown() {
+    let settings = with(
+        "[targets.billing]\nbase_url = 'https://old.example.org'\nheaders = { X-Tenant = 'a' }",
+        &[
+            ("REDRIVE_TARGETS__BILLING__BASE_URL", "https://billing.example.org"),
+            ("REDRIVE_TARGETS__BILLING__HEADERS__AUTHORIZATION", "123456"),
+            ("REDRIVE_TARGETS__BILLING__SIGNING_SECRET", "whsec_c2VjcmV0LXNlY3JldA=="),
+            ("REDRIVE_TARGETS__BILLING__MAX_ATTEMPTS", "7"),
+            ("REDRIVE_HTTP__ALLOW", "['10.0.0.0/8']"),
+        ],
+    )
+    .unwrap();
+    let billing = &settings.targets["billing"];
+    assert_eq!(billing.base_url, "https://billing.example.org");
+    assert_eq!(billing.headers.keys().collect::<Vec<_>>(), ["X-Tenant", "authorization"]);
+    assert_eq!(billing.headers["authorization"].reveal(), "123456", "as it was written, and not as a number");
+    assert_eq!(billing.policy.over(Policy::default()).max_attempts, Some(7));
+    assert!(settings.http.allow[0].contains("10.2.3.4".parse().unwrap()));
+    let shown = format!("{settings:?} {}", serde_json::to_string(&settings).unwrap());
+    assert!(!shown.contains("123456") && !shown.contains("c2VjcmV0"), "{shown}");
+
+    let wrong = said(parse(
+        "[http]\nmax_redirects = 99\n[targets.a]\nbase_url = 'https://u:hunter2@h'\nmax_attempts = 0\nbase_ur = 1\n[targets.b]",
+    ));
+    for part in
+        ["http.max_redirects", "targets.a.base_url", "targets.a.max_attempts", "base_url?", "targets.b.base_url"]
+    {
+        assert!(wrong.contains(part), "{part} in {wrong}");
+    }
+    assert!(wrong.contains("line 4") && !wrong.contains("hunter2"), "{wrong}");
+    let network = said(parse("[http]\nallow = ['10.0.0.0/99']"));
+    assert!(network.contains("10.1.0.0/16"), "{network}");
+}
+
+#[test]
+fn targets_hold_from_the_next_start_on() {
+    let (old, new) = (parse("").unwrap(), parse("[targets.a]\nbase_url = 'https://a'").unwrap());
+    let (held, waiting) = old.followed_by(new);
+    assert!(held.targets.is_empty());
+    assert!(waiting.iter().any(|field| field == "targets.a.base_url"), "{waiting:?}");
 }
 
 #[test]
@@ -131,6 +196,10 @@ fn the_guide_shows_every_field_with_its_built_in_value() {
     let (guide, all) = (serde_json::to_value(guide).unwrap(), serde_json::to_value(parse(ALL).unwrap()).unwrap());
     let names = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
     assert_eq!(names(&guide["defaults"]), names(&all["defaults"]));
+    for field in names(&all["targets"]["billing"]) {
+        assert!(file.contains(&format!("\n{field} = ")), "targets.billing.{field} is not in the guide");
+    }
+    assert_eq!(guide["http"], serde_json::to_value(&built_in.http).unwrap());
     for field in ["persist", "concurrency", "per_business", "rate"] {
         assert!(guide["methods"]["charge"].get(field).is_some(), "methods.charge.{field}");
     }

@@ -39,7 +39,7 @@ fn shown(letter: &DeadTask) -> Value {
 
 async fn list(State(app): State<App>, Asked(filter): Asked<Filter>) -> Answer<axum::Json<Value>> {
     let (filter, limit) = filter.read()?;
-    let letters = app.engine.store().dead(&filter, limit).await?;
+    let letters = app.engine.store().dead(&filter.into(), limit).await?;
     let next = letters.last().filter(|_| letters.len() as u32 == limit).map(|letter| letter.task.id);
     Ok(axum::Json(json!({ "dead": letters.iter().map(shown).collect::<Vec<_>>(), "next": next })))
 }

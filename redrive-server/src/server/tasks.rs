@@ -62,6 +62,7 @@ impl Filter {
             created_from: self.created_from,
             created_before: self.created_before,
             after: self.after,
+            ..TaskFilter::default()
         };
         Ok((filter, limit))
     }

@@ -239,13 +239,24 @@ impl Builder {
         self
     }
 
+    /// The same under a name of its own, with limits: calls that say it as their [`method`](Retryable::method).
+    pub fn handler_as<C>(mut self, method: impl Into<String>, options: MethodOptions) -> Self
+    where
+        C: Retryable + DeserializeOwned + 'static,
+    {
+        let mut handler = Handler::of::<C>();
+        (handler.method, handler.options) = (method.into(), options);
+        self.handlers.insert(handler.method.clone(), handler);
+        self
+    }
+
     /// Limits of a method, however it was registered.
     pub fn limit(mut self, method: &str, options: MethodOptions) -> Self {
         self.limits.insert(method.into(), options);
         self
     }
 
-    /// Tasks of this method are scheduled by their [parts](NewTask::part), such as the hosts that they call: each is limited by
+    /// Tasks of this method are scheduled by their [parts](crate::NewTask::part), such as the hosts that they call: each is limited by
     /// itself and has its turn, so one that hangs does not hold up the others. All nodes that handle the method must say so.
     pub fn split(mut self, method: &str) -> Self {
         self.split.insert(method.into());

@@ -47,11 +47,11 @@ impl Defaults {
 
     /// When a call is written down, and what its first try needs of its policy.
     pub(crate) fn first_try<C: Retryable>(&self, call: &C) -> (Persist, FirstTry) {
-        if !self.methods.contains_key(C::METHOD) {
+        if !self.methods.contains_key(call.method()) {
             return (call.persist().unwrap_or(self.persist), call.first_try(&self.policy));
         }
-        let policy = self.adjusted(C::METHOD, policy_of(call, &self.policy));
-        (self.persist_for(C::METHOD, call.persist()), FirstTry::of(&policy))
+        let policy = self.adjusted(call.method(), policy_of(call, &self.policy));
+        (self.persist_for(call.method(), call.persist()), FirstTry::of(&policy))
     }
 
     /// When calls of this method are written down, if the call itself says `own`. The settings of the method win over it.

@@ -13,7 +13,8 @@ use crate::error::{Error, Problems, Result};
 
 use super::patch::FIELDS;
 use super::sources::{OF_METHOD, Sources, TOP, engine_fields, join, problems_of, scrubbed, unknown};
-use super::{MethodSettings, PolicyPatch, Settings};
+use super::targets::OF_TARGET;
+use super::{MethodSettings, PolicyPatch, Settings, TargetSettings};
 
 impl Sources {
     /// The settings.
@@ -34,6 +35,13 @@ impl Sources {
                 "encryption" => settings.encryption = self.field(&name, value),
                 "registry" => settings.registry = self.field(&name, value).unwrap_or_default(),
                 "retention" => settings.retention = self.field(&name, value).unwrap_or_default(),
+                "http" => settings.http = self.field(&name, value).unwrap_or_default(),
+                "targets" => {
+                    for (target, value) in self.fields_of(&name, value) {
+                        let read = self.target(&join(&name, &target), value);
+                        settings.targets.insert(target, read);
+                    }
+                }
                 #[cfg(feature = "notify")]
                 "notify" => settings.notify = self.field(&name, value),
                 _ => self.note(&join("", &name), unknown(&name, TOP)),
@@ -133,6 +141,27 @@ impl Sources {
         }
         method
     }
+
+    fn target(&mut self, path: &str, value: Value) -> TargetSettings {
+        let mut target = TargetSettings::default();
+        for (name, value) in self.fields_of(path, value) {
+            let at = join(path, &name);
+            match name.as_str() {
+                "base_url" => target.base_url = self.field(&at, value).unwrap_or_default(),
+                "headers" => target.headers = self.field(&at, value).unwrap_or_default(),
+                "signing_secret" => target.signing_secret = self.field(&at, value),
+                "concurrency" => target.concurrency = self.field(&at, value),
+                "rate" => target.rate = self.field(&at, value).map(|rate: RateForm| rate.into()),
+                "allow_private" => target.allow_private = self.field(&at, value).unwrap_or_default(),
+                field if FIELDS.contains(&field) => self.patch_field(path, &mut target.policy, field, value),
+                _ => {
+                    let known: Vec<&str> = OF_TARGET.iter().chain(FIELDS).copied().collect();
+                    self.note(&at, unknown(&name, &known));
+                }
+            }
+        }
+        target
+    }
 }
 
 impl TryFrom<Map<String, Value>> for MethodSettings {
@@ -161,7 +190,7 @@ struct OwnForm {
 /// A rate as it is written: `{ tasks = 100, per = "1s" }`.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RateForm {
+pub(super) struct RateForm {
     tasks: u32,
     #[serde(with = "duration")]
     per: Duration,

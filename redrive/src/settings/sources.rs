@@ -13,10 +13,23 @@ use crate::engine::EngineConfig;
 use crate::error::{Error, Problems, Result};
 
 use super::patch;
+use super::targets::OF_TARGET;
 
 /// The names of the fields at the top, and of those of a method beside its policy's.
-pub(super) const TOP: &[&str] =
-    &["database", "encryption", "engine", "persist", "defaults", "methods", "notify", "registry", "retention"];
+pub(super) const TOP: &[&str] = &[
+    "database",
+    "encryption",
+    "engine",
+    "persist",
+    "defaults",
+    "http",
+    "methods",
+    "notify",
+    "registry",
+    "retention",
+    "targets",
+];
+const HTTP: &[&str] = &["allow", "max_redirects"];
 const REGISTRY: &[&str] = &["kind", "keep_view_for"];
 const RETENTION: &[&str] = &["live_window", "keep_months", "keep_archive", "keep_dead"];
 const NACOS: &[&str] = &["servers", "namespace", "group", "service", "ip", "username", "password"];
@@ -102,7 +115,8 @@ impl Sources {
                 self.problems.add(&name, unknown(&name, &variables()));
                 continue;
             };
-            let of_field = if path.first().is_some_and(|top| top == "methods") { 3 } else { 2 }.min(path.len());
+            let named = path.first().is_some_and(|top| top == "methods" || top == "targets");
+            let of_field = if named { 3 } else { 2 }.min(path.len());
             let (field, whole) = (shown(path.get(..of_field).unwrap_or_default()), path.len() == of_field);
             let value = if is_text(&path) { raw.clone().into() } else { parsed(&raw) };
             if put(&mut over, &path, value).is_none() {
@@ -165,15 +179,16 @@ fn is_ours(name: &str) -> bool {
 pub(super) fn is_section(path: &[impl AsRef<str>]) -> bool {
     match path {
         [] => true,
-        [top] => {
-            ["encryption", "engine", "defaults", "methods", "notify", "registry", "retention"].contains(&top.as_ref())
-        }
-        [top, _] if top.as_ref() == "methods" => true,
+        [top] => !["database", "persist"].contains(&top.as_ref()),
+        [top, _] if ["methods", "targets"].contains(&top.as_ref()) => true,
         [top, below] => {
             let sections = [("encryption", "keys"), ("notify", "channels"), ("registry", "nacos")];
             sections.contains(&(top.as_ref(), below.as_ref()))
         }
-        [top, below, _] => (top.as_ref(), below.as_ref()) == ("notify", "channels"),
+        [top, below, name] => {
+            (top.as_ref(), below.as_ref()) == ("notify", "channels")
+                || (top.as_ref(), name.as_ref()) == ("targets", "headers")
+        }
         _ => false,
     }
 }
@@ -233,10 +248,13 @@ fn variable_path(name: &str) -> Option<Vec<String>> {
         ["retention", field] => RETENTION.contains(field),
         ["registry", "nacos", field] => NACOS.contains(field),
         ["engine", field] => engine_fields().iter().any(|known| known == field),
+        ["http", field] => HTTP.contains(field),
+        ["targets", _, "headers", _] | ["targets", _, "rate", ..] => true,
+        ["targets", _, field] if OF_TARGET.contains(field) => true,
         ["defaults", field, ..] => patch::FIELDS.contains(field),
         ["methods", _, "rate", ..] => true,
         ["methods", _, field] if OF_METHOD.contains(field) => true,
-        ["methods", _, field, ..] => patch::FIELDS.contains(field),
+        ["methods" | "targets", _, field, ..] => patch::FIELDS.contains(field),
         _ => false,
     };
     (known && path.len() <= MOST_LEVELS && path.iter().all(|name| !name.is_empty())).then_some(path)
@@ -249,6 +267,8 @@ fn is_text(path: &[String]) -> bool {
         path.as_slice(),
         ["encryption", "keys" | "current", ..]
             | ["notify", "channels", _, "user" | "password" | "secret" | "url" | "host"]
+            | ["targets", _, "base_url" | "signing_secret"]
+            | ["targets", _, "headers", _]
             | ["registry", "nacos", "namespace" | "group" | "service" | "ip" | "username" | "password"]
     )
 }
@@ -268,12 +288,14 @@ fn variables() -> Vec<String> {
     let registry = REGISTRY.iter().map(|field| format!("REGISTRY__{field}"));
     let retention = RETENTION.iter().map(|field| format!("RETENTION__{field}"));
     let nacos = NACOS.iter().map(|field| format!("REGISTRY__NACOS__{field}"));
+    let http = HTTP.iter().map(|field| format!("HTTP__{field}"));
     let all = ["DATABASE", "PERSIST", "ENCRYPTION__CURRENT", "ENCRYPTION__ALL"]
         .map(String::from)
         .into_iter()
         .chain(registry)
         .chain(retention)
         .chain(nacos)
+        .chain(http)
         .chain(engine)
         .chain(defaults);
     all.map(|name| format!("{PREFIX}{}", name.to_uppercase())).collect()

@@ -1,0 +1,57 @@
+//! The redrive server and command line: makes failed calls good, for services in any language.
+//!
+//! The binary `redrive` is [`run`]. What else is public is for those who build a server of their own around it: [`http`]
+//! makes an [`Engine`](redrive::Engine) deliver HTTP requests.
+
+#![warn(missing_docs)]
+#![cfg_attr(
+    not(test),
+    warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::todo)
+)]
+
+#[allow(clippy::indexing_slicing, reason = "a tool for measuring: a panic in it is a report")]
+mod bench;
+mod cli;
+pub mod http;
+mod method;
+mod migrate;
+mod node;
+mod serve;
+mod server;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Does what the command line says.
+pub fn run() -> ExitCode {
+    let cli = cli::Cli::parse();
+    init_logging();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(e) => return failed(&e.into()),
+    };
+    match runtime.block_on(cli.run()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => failed(&e),
+    }
+}
+
+/// Says what went wrong, with its causes where they add something.
+fn failed(e: &anyhow::Error) -> ExitCode {
+    eprintln!("redrive: {e}");
+    let mut said = e.to_string();
+    for cause in e.chain().skip(1).map(ToString::to_string) {
+        if !said.contains(&cause) {
+            eprintln!("  because: {cause}");
+            said = cause;
+        }
+    }
+    ExitCode::FAILURE
+}
+
+/// Logs go to standard error; `RUST_LOG` chooses what.
+fn init_logging() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,redrive=info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
