@@ -1,7 +1,7 @@
 //! The command line.
 
 use clap::{Args, Parser, Subcommand};
-use redrive::Store;
+use redrive::{Settings, Store};
 
 use crate::bench::Bench;
 use crate::migrate::Migrate;
@@ -38,6 +38,9 @@ enum Command {
     Bench(Bench),
 }
 
+/// Where it is if nobody says so.
+const DEFAULT: &str = "sqlite://redrive.db";
+
 /// Which database.
 #[derive(Debug, Args)]
 pub(crate) struct Database {
@@ -50,12 +53,17 @@ pub(crate) struct Database {
         value_name = "URL",
         env = "REDRIVE_DATABASE",
         hide_env_values = true,
-        default_value = "sqlite://redrive.db"
+        default_value = DEFAULT
     )]
     pub(crate) database: String,
 }
 
 impl Database {
+    /// The one that was named, or else that of the settings.
+    pub(crate) fn or<'a>(&'a self, settings: &'a Settings) -> &'a str {
+        if self.database == DEFAULT { settings.database.as_str() } else { &self.database }
+    }
+
     pub(crate) async fn open(&self) -> redrive::Result<Store> {
         Store::open(&self.database).await
     }

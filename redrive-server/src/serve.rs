@@ -3,10 +3,11 @@
 use std::io::Write as _;
 use std::net::SocketAddr;
 
-use redrive::Engine;
+use redrive::{Engine, Settings, Store};
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::Database;
+use crate::http::HttpDelivery;
 use crate::server::{Server, collect_metrics};
 
 /// Tells people; if nobody listens any more (`redrive serve | head`), that is no reason to stop.
@@ -20,16 +21,19 @@ pub(crate) struct Serve {
     #[command(flatten)]
     database: Database,
     /// Where to answer HTTP: of this machine, as long as nobody has to log in.
-    #[arg(long, value_name = "ADDRESS", env = "REDRIVE_LISTEN", default_value = "127.0.0.1:7070")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7070")]
     listen: SocketAddr,
 }
 
 pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
     let mut signals = StopSignals::new()?;
     let metrics = collect_metrics()?;
-    let store = serve.database.open().await?;
-    let engine = Engine::builder(store.clone()).start().await?;
-    let server = match Server::bind(serve.listen, engine.clone(), metrics).await {
+    let settings = Settings::load(None)?;
+    let delivery = HttpDelivery::new(&settings)?;
+    let store = Store::open_with(serve.database.or(&settings), settings.store_options()?).await?;
+    let builder = Engine::builder(store.clone()).settings(settings);
+    let engine = delivery.clone().install(builder).start().await?;
+    let server = match Server::bind(serve.listen, engine.clone(), delivery, metrics).await {
         Ok(server) => server,
         Err(e) => {
             engine.stop().await;

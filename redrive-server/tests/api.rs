@@ -15,7 +15,13 @@ struct Server {
 
 impl Server {
     fn start() -> Self {
+        Self::with("")
+    }
+
+    /// With these settings in its file.
+    fn with(settings: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("redrive.toml"), settings).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
         command.args(["serve", "--listen", "127.0.0.1:0"]).current_dir(dir.path()).env_remove("REDRIVE_DATABASE");
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -80,12 +86,102 @@ fn a_task_is_enqueued_seen_failed_and_brought_back() {
     assert_eq!(server.json("POST", &format!("/api/v1/dead/{id}/resolve"), &json!({ "by": "alice" })).0, 404);
 }
 
+/// A target that fails once, then succeeds, and tells what it got.
+fn flaky() -> (u16, std::sync::mpsc::Receiver<String>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (port, (got, all)) = (listener.local_addr().unwrap().port(), std::sync::mpsc::channel());
+    std::thread::spawn(move || {
+        for (n, stream) in listener.incoming().enumerate() {
+            let mut stream = stream.unwrap();
+            let (mut request, mut part) = (String::new(), [0; 4096]);
+            while !request.ends_with("{\"cents\":4200}") {
+                let read = stream.read(&mut part).unwrap();
+                request += &String::from_utf8_lossy(&part[..read]);
+            }
+            let status = if n == 0 { "503 Service Unavailable" } else { "200 OK" };
+            write!(stream, "HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").unwrap();
+            _ = got.send(request);
+        }
+    });
+    (port, all)
+}
+
+#[test]
+fn a_request_is_delivered_until_it_succeeds() {
+    let (port, got) = flaky();
+    let server =
+        Server::with("[http]\nallow = ['127.0.0.0/8']\n[defaults]\nbackoff = { fixed = '10ms' }\njitter = 'none'");
+    let http = json!({ "url": format!("http://127.0.0.1:{port}/invoices"), "body": "{\"cents\":4200}" });
+    let (status, enqueued) = server.json("POST", "/api/v1/tasks", &json!({ "http": http, "key": "invoice-7" }));
+    assert_eq!(status, 201, "{enqueued}");
+    let id = enqueued["id"].as_str().unwrap();
+    for attempt in 1..=2 {
+        let request = got.recv().unwrap().to_lowercase();
+        assert!(request.starts_with("post /invoices"), "{request}");
+        assert!(request.contains(&format!("redrive-attempt: {attempt}")), "{request}");
+        assert!(request.contains(&format!("webhook-id: {id}")) && request.contains("idempotency-key: invoice-7"));
+    }
+    while server.json("GET", &format!("/api/v1/tasks/{id}"), &Value::Null).0 == 200 {}
+    let (_, again) = server.json("POST", "/api/v1/tasks", &json!({ "http": http, "key": "invoice-7" }));
+    assert_eq!(
+        (&again["existed"], &again["id"]),
+        (&json!(true), &enqueued["id"]),
+        "a repeated request is not a second delivery"
+    );
+}
+
+#[test]
+fn a_caller_can_wait_for_the_first_try() {
+    let (port, got) = flaky();
+    let server = Server::with("[http]\nallow = ['127.0.0.0/8']\n[defaults]\nbackoff = { fixed = '1h' }");
+    let new =
+        json!({ "http": { "url": format!("http://127.0.0.1:{port}/"), "body": "{\"cents\":4200}" }, "wait": true });
+    let (status, first) = server.json("POST", "/api/v1/tasks", &new);
+    assert_eq!((status, &first["state"]), (202, &json!("deferred")), "{first}");
+    let (_, task) = server.json("GET", &format!("/api/v1/tasks/{}", first["id"].as_str().unwrap()), &Value::Null);
+    assert_eq!((&task["attempt_count"], &task["last_error"]["kind"]), (&json!(1), &json!("http.503")));
+    let (status, second) = server.json("POST", "/api/v1/tasks", &new);
+    assert_eq!((status, &second["state"], &second["result"]["status"]), (200, &json!("done"), &json!(200)), "{second}");
+    let new = json!({ "http": { "url": "http://localhost:1/" }, "wait": true });
+    let (status, refused) = Server::start().json("POST", "/api/v1/tasks", &new);
+    assert_eq!((status, &refused["state"]), (200, &json!("rejected")), "{refused}");
+    assert_eq!(got.iter().take(2).count(), 2);
+}
+
+#[test]
+fn addresses_that_only_the_server_can_reach_are_refused() {
+    let server = Server::start();
+    for url in [
+        "http://127.0.0.1/",
+        "http://2130706433/",
+        "http://[::ffff:10.0.0.1]/",
+        "http://169.254.169.254/latest/meta-data",
+    ] {
+        let (status, problem) = server.json("POST", "/api/v1/tasks", &json!({ "http": { "url": url } }));
+        assert_eq!((status, &problem["code"]), (422, &json!("invalid")), "{url}: {problem}");
+    }
+    // A name is judged when it is resolved.
+    let (status, enqueued) = server.json("POST", "/api/v1/tasks", &json!({ "http": { "url": "http://localhost:1/" } }));
+    assert_eq!(status, 201, "{enqueued}");
+    let dead = loop {
+        let (_, dead) = server.json("GET", "/api/v1/dead", &Value::Null);
+        if dead["dead"].as_array().is_some_and(|all| !all.is_empty()) {
+            break dead;
+        }
+    };
+    assert_eq!(dead["dead"][0]["task"]["last_error"]["kind"], "refused_address", "{dead}");
+}
+
 #[test]
 fn what_is_wrong_is_said_as_a_problem() {
     let server = Server::start();
     let cases = [
         ("POST", "/api/v1/tasks", "{ \"method\": \"m\", \"delai\": 1 }", 400, "not_understood"),
         ("POST", "/api/v1/tasks", "no JSON", 400, "not_understood"),
+        ("POST", "/api/v1/tasks", "{}", 422, "invalid"),
+        ("POST", "/api/v1/tasks", "{ \"method\": \"m\", \"wait\": true }", 422, "invalid"),
+        ("POST", "/api/v1/tasks", "{ \"http\": { \"url\": \"ftp://x\" } }", 422, "invalid"),
+        ("POST", "/api/v1/tasks", "{ \"http\": { \"url\": \"/x\", \"target\": \"nobody\" } }", 422, "invalid"),
         ("POST", "/api/v1/tasks", "{ \"method\": \"\" }", 422, "invalid"),
         ("POST", "/api/v1/tasks", "{ \"method\": \"m\", \"business_id\": \"7\" }", 422, "invalid"),
         ("GET", "/api/v1/tasks?limit=0", "", 422, "invalid"),

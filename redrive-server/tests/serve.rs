@@ -5,7 +5,10 @@ use std::process::{Command, Stdio};
 
 fn redrive(dir: &std::path::Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
-    command.args(args).current_dir(dir).env_remove("REDRIVE_DATABASE").env("REDRIVE_LISTEN", "127.0.0.1:0");
+    command.args(args).current_dir(dir).env_remove("REDRIVE_DATABASE");
+    if args.first() == Some(&"serve") {
+        command.args(["--listen", "127.0.0.1:0"]);
+    }
     command
 }
 

@@ -151,6 +151,11 @@ pub trait Retryable: Serialize + Send + Sync {
         None
     }
 
+    /// With which others of its method it is scheduled, if that is [split](crate::Builder::split): a host that it calls.
+    fn part(&self) -> Option<String> {
+        None
+    }
+
     /// The result as JSON: for the success callback, a CEL condition and the archive. Without it they see `null`.
     fn result(&self, output: &Self::Output) -> Option<serde_json::Value> {
         _ = output;
@@ -223,6 +228,9 @@ pub(crate) fn new_task<C: Retryable>(call: &C, policy: Policy) -> Result<NewTask
     new.business = call.business();
     new.encrypt = call.encrypt();
     new.traceparent = call.traceparent().map(str::to_owned);
+    if let Some(part) = call.part() {
+        new = new.part(&part);
+    }
     Ok(new)
 }
 

@@ -194,6 +194,12 @@ impl Retryable for HttpCall {
         self.asked.traceparent.as_deref()
     }
 
+    /// A host that hangs must not hold up the others. Targets have methods of their own.
+    fn part(&self) -> Option<String> {
+        let url = url::Url::parse(&self.request.url).ok().filter(|_| self.request.target.is_none())?;
+        Some(format!("{}:{}", url.host_str()?, url.port_or_known_default()?))
+    }
+
     fn result(&self, answer: &Answer) -> Option<Value> {
         serde_json::to_value(answer).ok()
     }

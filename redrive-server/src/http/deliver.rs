@@ -62,6 +62,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Many servers close a connection after a minute or more without a request.
 const KEEP_IDLE: Duration = Duration::from_secs(45);
 
+/// Requests without a target that one host gets at once from one node.
+const EACH_HOST: usize = 100;
+
 impl HttpDelivery {
     /// Under these settings.
     pub fn new(settings: &Settings) -> Result<Self> {
@@ -79,7 +82,9 @@ impl HttpDelivery {
     /// Makes an engine deliver: requests without a target under the method `http`, those to a target under `http.` and its
     /// name, with its limits.
     pub fn install(self, builder: Builder) -> Builder {
-        let plain = builder.handler_as::<HttpCall>(METHOD, MethodOptions::default());
+        // By host: each has its turn, and its share.
+        let each = MethodOptions::default().concurrency(EACH_HOST);
+        let plain = builder.handler_as::<HttpCall>(METHOD, each).split(METHOD);
         let with = |builder: Builder, target: &Target| {
             builder.handler_as::<HttpCall>(method_of(Some(target.name())), target.limits())
         };

@@ -25,6 +25,8 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use redrive::Engine;
 use tokio::net::TcpListener;
 
+use crate::http::HttpDelivery;
+
 /// Largest body of a request.
 const MOST_BYTES: usize = 16 * 1024 * 1024;
 
@@ -34,6 +36,7 @@ pub(crate) struct App(Arc<Shared>);
 
 pub(crate) struct Shared {
     pub(crate) engine: Engine,
+    pub(crate) delivery: HttpDelivery,
     metrics: PrometheusHandle,
 }
 
@@ -57,13 +60,18 @@ pub(crate) struct Server {
 
 impl Server {
     /// Without tokens whoever reaches it may do everything, so it listens where only this machine does.
-    pub(crate) async fn bind(address: SocketAddr, engine: Engine, metrics: PrometheusHandle) -> anyhow::Result<Self> {
+    pub(crate) async fn bind(
+        address: SocketAddr,
+        engine: Engine,
+        delivery: HttpDelivery,
+        metrics: PrometheusHandle,
+    ) -> anyhow::Result<Self> {
         ensure!(
             address.ip().is_loopback(),
             "{address} can be reached from elsewhere, and nobody has to log in yet: listen on 127.0.0.1, behind a proxy that does that"
         );
         let listener = TcpListener::bind(address).await.with_context(|| format!("listening on {address}"))?;
-        Ok(Self { listener, app: App(Arc::new(Shared { engine, metrics })) })
+        Ok(Self { listener, app: App(Arc::new(Shared { engine, delivery, metrics })) })
     }
 
     pub(crate) fn address(&self) -> anyhow::Result<SocketAddr> {

@@ -8,9 +8,11 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::{get, post, put};
 use redrive::store::{Cancelled, TaskFilter};
-use redrive::{Enqueued, NewTask, OnDuplicate, Policy, Status, Task, TaskId, Timestamp};
+use redrive::{CallError, IntoTask, NewTask, OnDuplicate, Policy, PolicyPatch, Status, Task, TaskId, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+
+use crate::http::{HttpCall, HttpRequest};
 
 use super::App;
 use super::input::{Asked, Id, Json};
@@ -149,19 +151,23 @@ async fn show(State(app): State<App>, Id(id): Id) -> Answer<axum::Json<Value>> {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct New {
-    method: String,
-    #[serde(default)]
-    params: Value,
+    /// A request to be delivered until it succeeds; or a method, and its params.
+    http: Option<HttpRequest>,
+    method: Option<String>,
+    params: Option<Value>,
     key: Option<String>,
     #[serde(default)]
     on_duplicate: OnDuplicate,
     business_type: Option<String>,
     business_id: Option<String>,
-    policy: Option<Policy>,
+    policy: Option<PolicyPatch>,
     #[serde(default, with = "humantime_serde_option")]
     delay: Option<Duration>,
     #[serde(default)]
     priority: i16,
+    /// Try a request now and answer with what came of it.
+    #[serde(default)]
+    wait: bool,
 }
 
 /// A duration as people write it: `"5m"`.
@@ -176,15 +182,32 @@ mod humantime_serde_option {
     }
 }
 
+/// How long a key of an HTTP task outlives it: a client that repeats a request whose answer it missed does not deliver twice.
+const DEDUP_FOR: Duration = Duration::from_secs(24 * 3600);
+
 impl New {
-    fn into_task(self) -> redrive::Result<NewTask> {
-        let mut task =
-            NewTask::new(&self.method, &self.params)?.on_duplicate(self.on_duplicate).priority(self.priority);
+    fn into_task(mut self, app: &App) -> redrive::Result<NewTask> {
+        let defaults = app.engine.defaults();
+        let task = match (self.http.take(), self.method.take()) {
+            (Some(request), None) if self.params.is_none() => {
+                let patch = self.policy.take().unwrap_or_default();
+                let call = HttpCall::new(&app.delivery, request)?.policy(patch);
+                let task = call.into_new_task(&defaults)?;
+                if self.key.is_some() { task.dedup_for(DEDUP_FOR) } else { task }
+            }
+            (None, Some(method)) => {
+                let policy = self.policy.take().unwrap_or_default().over((*defaults.policy_for(&method)).clone());
+                NewTask::new(method, &self.params.take().unwrap_or_default())?.policy(policy)
+            }
+            _ => return Err(redrive::Error::invalid("http", "either http is given, or method and its params")),
+        };
+        self.described(task)
+    }
+
+    fn described(self, task: NewTask) -> redrive::Result<NewTask> {
+        let mut task = task.on_duplicate(self.on_duplicate).priority(self.priority);
         if let Some(key) = self.key {
             task = task.key(key);
-        }
-        if let Some(policy) = self.policy {
-            task = task.policy(policy);
         }
         if let Some(delay) = self.delay {
             task = task.delay(delay);
@@ -197,10 +220,47 @@ impl New {
     }
 }
 
-async fn enqueue(State(app): State<App>, Json(new): Json<New>) -> Answer<(StatusCode, axum::Json<Enqueued>)> {
-    let enqueued = app.engine.enqueue(new.into_task()?).await?;
+async fn enqueue(State(app): State<App>, Json(new): Json<New>) -> Answer<(StatusCode, axum::Json<Value>)> {
+    if new.wait {
+        return try_now(&app, new).await;
+    }
+    let enqueued = app.engine.enqueue(new.into_task(&app)?).await?;
     let status = if enqueued.existed { StatusCode::OK } else { StatusCode::CREATED };
-    Ok((status, axum::Json(enqueued)))
+    Ok((status, axum::Json(json!(enqueued))))
+}
+
+/// One try while the caller waits. What a retry can mend is a task then; what none can is the caller's to know, and nothing is
+/// written down.
+async fn try_now(app: &App, new: New) -> Answer<(StatusCode, axum::Json<Value>)> {
+    let (Some(request), None, None) = (new.http, new.method, new.delay) else {
+        let problem = "only a request (http) can be tried at once, and without a delay";
+        return Err(redrive::Error::invalid("wait", problem).into());
+    };
+    let mut call = HttpCall::new(&app.delivery, request)?.policy(new.policy.unwrap_or_default()).priority(new.priority);
+    if let Some(key) = new.key {
+        call = call.key(key);
+    }
+    if let (Some(kind), Some(id)) = (new.business_type, new.business_id) {
+        call = call.business(kind, id);
+    }
+    let (status, said) = match app.engine.call(call).await {
+        Ok(answer) => (StatusCode::OK, json!({ "state": "done", "result": answer })),
+        Err(e) => {
+            let error = e.to_string();
+            match e {
+                CallError::Deferred { task_id, existed, .. } => (
+                    StatusCode::ACCEPTED,
+                    json!({ "state": "deferred", "id": task_id, "existed": existed, "error": error }),
+                ),
+                CallError::Exhausted { task_id, .. } => {
+                    (StatusCode::OK, json!({ "state": "exhausted", "id": task_id, "error": error }))
+                }
+                CallError::NotRecorded { source, .. } => return Err(source.into()),
+                _ => (StatusCode::OK, json!({ "state": "rejected", "error": error })),
+            }
+        }
+    };
+    Ok((status, axum::Json(said)))
 }
 
 fn stopped(how: Cancelled) -> axum::Json<Value> {
