@@ -98,8 +98,10 @@ impl Count {
         self.exactness != Exactness::Exact
     }
 
+    /// Without some of them. What is at least so many stays that, however sure the others are.
     fn less(self, other: Self) -> Self {
-        Self { n: self.n.saturating_sub(other.n), exactness: self.exactness.max(other.exactness) }
+        let exactness = if self.is_estimate() { self.exactness } else { other.exactness };
+        Self { n: self.n.saturating_sub(other.n), exactness }
     }
 }
 
@@ -294,7 +296,12 @@ async fn total(c: &mut Connection<'_>, table: impl Display + Copy) -> sqlx::Resu
 async fn estimate(c: &mut Connection<'_>, table: impl Display, counted: Count) -> sqlx::Result<Count> {
     let sql = match c.dialect() {
         Dialect::Sqlite => return Ok(counted), // it has none, unless someone asks for them
-        Dialect::Postgres => format!("SELECT reltuples::int8 FROM pg_class WHERE oid = to_regclass('{table}')"),
+        // As its planner does: so many rows a page when it last looked, and the pages that there are now.
+        Dialect::Postgres => format!(
+            "SELECT CASE WHEN relpages > 0 AND reltuples > 0 THEN (reltuples / relpages \
+             * (pg_relation_size(oid) / current_setting('block_size')::int8))::int8 ELSE 0 END \
+             FROM pg_class WHERE oid = to_regclass('{table}')"
+        ),
         Dialect::MySql => format!(
             "SELECT CAST(table_rows AS SIGNED) FROM information_schema.tables \
              WHERE table_schema = DATABASE() AND table_name = '{table}'"

@@ -30,6 +30,8 @@ use super::task::{TaskFilter, created};
 
 /// Rows of a table that one look goes over at the most.
 pub const ROWS: u32 = 10_000;
+/// Rows of one business id that are read and sorted, rather than windows of all rows looked through for them.
+const MOST_SORTED: u32 = 50_000;
 /// Ids that can be asked for at once.
 pub const MOST_IDS: usize = 1_000;
 
@@ -129,8 +131,8 @@ pub(super) struct Wanted<'q> {
     range: Conditions<'q>,
     /// What a table has rows of in the order of their ids: a window is one of them.
     along: Conditions<'q>,
-    /// What an index knows, though not in that order. Each by itself.
-    by_index: Vec<Conditions<'q>>,
+    /// What an index knows, though not in that order, and up to how many rows of it are few. Each by itself.
+    by_index: Vec<(Conditions<'q>, u32)>,
     /// Everything else.
     rest: Conditions<'q>,
 }
@@ -147,10 +149,10 @@ impl TaskFilter {
         if let Some(id) = &self.business_id {
             let mut business = Conditions::default();
             business.add("business_id = ?", id.as_str());
-            wanted.by_index.push(business);
+            wanted.by_index.push((business, MOST_SORTED));
         }
         if let Some(method) = &self.method {
-            wanted.by_index.push(lanes(method));
+            wanted.by_index.push((lanes(method), ROWS));
         }
         wanted
     }
@@ -288,11 +290,11 @@ async fn narrow<'q>(
     table: impl Display,
     wanted: &Wanted<'q>,
 ) -> sqlx::Result<Option<Conditions<'q>>> {
-    for condition in &wanted.by_index {
-        let some = condition.query(&format!("SELECT 1 AS n FROM {table}"), "LIMIT ?").bind(ROWS + 1);
+    for (condition, few) in &wanted.by_index {
+        let some = condition.query(&format!("SELECT 1 AS n FROM {table}"), "LIMIT ?").bind(few + 1);
         let count = some.prefixed("SELECT COUNT(*) FROM (").followed_by(") x");
         let n = c.row(count).await?.map(|row| row.int()).transpose()?.unwrap_or(0);
-        if n <= i64::from(ROWS) {
+        if n <= i64::from(*few) {
             return Ok(Some(condition.clone()));
         }
     }
