@@ -6,7 +6,7 @@ use redrive::{Settings, Store};
 use crate::bench::Bench;
 use crate::migrate::Migrate;
 use crate::serve::Serve;
-use crate::{method, node, serve};
+use crate::{method, node, serve, token};
 
 /// redrive makes failed calls good: durable retries, dead letters, and the people behind them.
 #[derive(Debug, Parser)]
@@ -32,6 +32,9 @@ enum Command {
     /// See what waits of each method; hold one back and let it go.
     #[command(subcommand)]
     Method(method::Command),
+    /// Make, list and revoke tokens for the API.
+    #[command(subcommand)]
+    Token(token::Command),
     /// Measure how fast it is on a database, beside the database's own limit.
     ///
     /// Use a database that nothing else works on. Rows that it writes are removed again.
@@ -75,6 +78,7 @@ impl Cli {
             Command::Serve(serve) => serve::run(&serve).await,
             Command::Node(command) => command.run().await,
             Command::Method(command) => command.run().await,
+            Command::Token(command) => command.run().await,
             Command::Bench(bench) => bench.run().await,
             Command::Migrate(migrate) => migrate.run().await,
         }

@@ -18,6 +18,7 @@ mod migrate;
 mod node;
 mod serve;
 mod server;
+mod token;
 
 use std::process::ExitCode;
 

@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::net::SocketAddr;
 
+use redrive::store::Role;
 use redrive::{Engine, Settings, Store};
 use tokio_util::sync::CancellationToken;
 
@@ -20,7 +21,7 @@ macro_rules! say {
 pub(crate) struct Serve {
     #[command(flatten)]
     database: Database,
-    /// Where to answer HTTP: of this machine, as long as nobody has to log in.
+    /// Where to answer HTTP. It is not encrypted: to be reached from other machines, put a proxy with TLS before it.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7070")]
     listen: SocketAddr,
 }
@@ -43,6 +44,9 @@ pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
     say!("redrive {} is running", env!("CARGO_PKG_VERSION"));
     say!("  database: {}", store.shown_url());
     say!("  API:      http://{}/api/v1", server.address()?);
+    if let Some(token) = first_token(&store).await? {
+        say!("  token:    {token}  (of an admin; shown this once)");
+    }
     say!("  stop with Ctrl-C");
     let stopped = CancellationToken::new();
     let answering = tokio::spawn(server.run(stopped.clone().cancelled_owned()));
@@ -58,6 +62,15 @@ pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
         again = signals.next() => say!("{again}: stopped at once"),
     }
     Ok(())
+}
+
+/// On the first start there is nobody who could make a token: so one is made, and shown.
+async fn first_token(store: &Store) -> anyhow::Result<Option<String>> {
+    if !store.tokens().await?.is_empty() {
+        return Ok(None);
+    }
+    let made = store.create_token("admin", Role::Admin, None, "first start", store.now().await?).await?;
+    Ok(Some(made.secret.reveal().to_owned()))
 }
 
 /// Ctrl-C (SIGINT) and, where there is one, SIGTERM. Made before anybody is told that it may be pressed: until then a

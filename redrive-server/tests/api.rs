@@ -4,13 +4,15 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 
+use redrive::store::{AuditFilter, AuditOutcome, Role};
 use serde_json::{Value, json};
 
 /// A server of one's own; stopped with this.
 struct Server {
     child: Child,
     address: String,
-    _dir: tempfile::TempDir,
+    token: String,
+    dir: tempfile::TempDir,
 }
 
 impl Server {
@@ -28,14 +30,24 @@ impl Server {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
         let line = lines.find(|line| line.contains("API:")).unwrap();
         let address = line.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
-        Self { child, address, _dir: dir }
+        let line = lines.find(|line| line.contains("token:")).unwrap();
+        let token = line.split_whitespace().nth(1).unwrap().to_owned();
+        Self { child, address, token, dir }
+    }
+
+    fn store(&self) -> String {
+        format!("sqlite://{}", self.dir.path().join("redrive.db").display())
     }
 
     /// Status, content type and body.
     fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String, String) {
+        self.ask_as(&self.token, method, path, body)
+    }
+
+    fn ask_as(&self, token: &str, method: &str, path: &str, body: &str) -> (u16, String, String) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\nauthorization: Bearer {token}\r\ncontent-length: {}\r\n\r\n{body}",
             self.address,
             body.len()
         );
@@ -79,11 +91,11 @@ fn a_task_is_enqueued_seen_failed_and_brought_back() {
     assert_eq!(server.json("GET", &format!("/api/v1/tasks/{id}"), &Value::Null).0, 404);
     let (_, dead) = server.json("GET", "/api/v1/dead", &Value::Null);
     assert_eq!(dead["dead"][0]["dead_reason"], "failed_by_hand");
-    let (status, redriven) = server.json("POST", &format!("/api/v1/dead/{id}/redrive"), &json!({ "by": "alice" }));
+    let (status, redriven) = server.json("POST", &format!("/api/v1/dead/{id}/redrive"), &Value::Null);
     assert_eq!((status, &redriven["state"]), (200, &json!("redriven")));
     let new_id = redriven["id"].as_str().unwrap();
     assert_eq!(server.json("POST", &format!("/api/v1/tasks/{new_id}/cancel"), &Value::Null).1["state"], "ended");
-    assert_eq!(server.json("POST", &format!("/api/v1/dead/{id}/resolve"), &json!({ "by": "alice" })).0, 404);
+    assert_eq!(server.json("POST", &format!("/api/v1/dead/{id}/resolve"), &Value::Null).0, 404);
 }
 
 /// A target that fails once, then succeeds, and tells what it got.
@@ -190,7 +202,7 @@ fn what_is_wrong_is_said_as_a_problem() {
         ("GET", "/api/v1/tasks/7", "", 404, "not_found"),
         ("GET", "/api/v1/taskz", "", 404, "no_such_route"),
         ("DELETE", "/api/v1/tasks", "", 405, "no_such_method"),
-        ("POST", "/api/v1/dead/7/discard", "{}", 400, "not_understood"),
+        ("POST", "/api/v1/dead/7/discard", "{ \"by\": \"me\" }", 400, "not_understood"),
     ];
     for (method, path, body, status, code) in cases {
         let (got, kind, answer) = server.ask(method, path, body);
@@ -216,17 +228,52 @@ fn it_is_alive_ready_and_counts() {
 fn a_method_is_paused_and_resumed() {
     let server = Server::start();
     let path = |what: &str| format!("/api/v1/methods/charge/{what}");
-    assert_eq!(server.json("POST", &path("pause"), &json!({ "by": "alice" })).1["changed"], true);
+    assert_eq!(server.json("POST", &path("pause"), &Value::Null).1["changed"], true);
     let (_, methods) = server.json("GET", "/api/v1/methods", &Value::Null);
-    assert_eq!((&methods["paused"][0]["method"], &methods["paused"][0]["by"]), (&json!("charge"), &json!("alice")));
+    assert_eq!((&methods["paused"][0]["method"], &methods["paused"][0]["by"]), (&json!("charge"), &json!("admin")));
     assert_eq!(server.json("POST", &path("resume"), &Value::Null).1["changed"], true);
     assert_eq!(server.json("POST", &path("resume"), &Value::Null).1["changed"], false);
 }
 
+#[tokio::test]
+async fn each_role_may_do_its_own_and_what_is_refused_is_in_the_audit() {
+    let server = Server::start();
+    let store = redrive::Store::open(&server.store()).await.unwrap();
+    let now = store.now().await.unwrap();
+    let made = store.create_token("eve", Role::Viewer, None, "test", now).await.unwrap();
+    let viewer = made.secret.reveal();
+    let (_, enqueued) =
+        server.json("POST", "/api/v1/tasks", &json!({ "method": "charge", "params": { "card": "4242" } }));
+    let task = format!("/api/v1/tasks/{}", enqueued["id"].as_str().unwrap());
+    let (status, _, shown) = server.ask_as(viewer, "GET", &task, "");
+    assert!(status == 200 && !shown.contains("4242"), "a viewer sees no params: {shown}");
+    for path in ["cancel", "fail", "retry"] {
+        assert_eq!(server.ask_as(viewer, "POST", &format!("{task}/{path}"), "").0, 403);
+    }
+    for (method, path) in
+        [("POST", "/api/v1/tasks"), ("POST", "/api/v1/methods/charge/pause"), ("POST", "/api/v1/dead/7/discard")]
+    {
+        assert_eq!(server.ask_as(viewer, method, path, "{}").0, 403, "{path}");
+    }
+    assert_eq!(server.ask_as("", "GET", &task, "").0, 401);
+    assert_eq!(server.ask_as("rdr_0011223344556677_wrong", "GET", &task, "").0, 401);
+    store.revoke_token(&made.token.id, "test", now).await.unwrap();
+    assert_eq!(server.ask_as(viewer, "GET", &task, "").0, 401);
+    let refused =
+        store.audits(&AuditFilter { action: Some("api.".into()), ..AuditFilter::default() }, 100).await.unwrap();
+    assert_eq!(refused.len(), 9, "{refused:?}");
+    assert!(refused.iter().all(|a| matches!(a.entry.outcome, AuditOutcome::Refused(_))));
+    assert_eq!(server.ask("POST", &format!("{task}/cancel"), "").0, 200);
+    let done = store.audits(&AuditFilter { who: Some("admin".into()), ..AuditFilter::default() }, 10).await.unwrap();
+    assert!(done.iter().any(|a| a.entry.action == "task.cancel"), "{done:?}");
+}
+
 #[test]
-fn it_listens_where_only_this_machine_reaches_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
-    let out = command.args(["serve", "--listen", "0.0.0.0:0"]).current_dir(dir.path()).output().unwrap();
-    assert!(out.status.code() == Some(1) && String::from_utf8(out.stderr).unwrap().contains("127.0.0.1"));
+fn an_address_that_tries_many_wrong_tokens_has_to_wait() {
+    let server = Server::start();
+    for _ in 0..20 {
+        assert_eq!(server.ask_as("rdr_0011223344556677_wrong", "GET", "/api/v1/tasks", "").0, 401);
+    }
+    assert_eq!(server.ask("GET", "/api/v1/tasks", "").0, 429, "also with a good one");
+    assert_eq!(server.ask("GET", "/healthz", "").0, 200);
 }

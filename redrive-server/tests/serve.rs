@@ -65,6 +65,23 @@ fn migrate_goes_over_to_monthly_tables_while_a_node_runs() {
 }
 
 #[test]
+fn tokens_are_made_listed_and_revoked() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = |args: &[&str]| {
+        let out = redrive(dir.path(), args).output().unwrap();
+        (out.status.code(), String::from_utf8(out.stdout).unwrap())
+    };
+    let (code, secret) = said(&["token", "create", "deploy", "--role", "viewer", "--by", "alice"]);
+    assert!(code == Some(0) && secret.starts_with("rdr_"), "{secret}");
+    let (_, listed) = said(&["token", "ls", "--json"]);
+    assert!(listed.contains("\"role\":\"viewer\"") && listed.contains("alice") && !listed.contains(secret.trim()));
+    let id = secret.split('_').nth(1).unwrap();
+    assert_eq!(said(&["token", "revoke", id, "--by", "alice"]).0, Some(0));
+    assert_eq!(said(&["token", "revoke", "0000000000000000", "--by", "alice"]).0, Some(1));
+    assert!(said(&["token", "ls"]).1.contains("revoked"));
+}
+
+#[test]
 fn node_ls_shows_who_is_alive() {
     let dir = tempfile::tempdir().unwrap();
     let list = |args: &[&str]| String::from_utf8(redrive(dir.path(), args).output().unwrap().stdout).unwrap();

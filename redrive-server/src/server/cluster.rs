@@ -4,11 +4,10 @@ use axum::Router;
 use axum::extract::{Path, State};
 use axum::routing::{get, post};
 use redrive::store::Node;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::App;
-use super::input::Json;
+use super::auth::{Operator, Viewer};
 use super::problem::Answer;
 
 pub(super) fn routes() -> Router<App> {
@@ -19,14 +18,7 @@ pub(super) fn routes() -> Router<App> {
         .route("/nodes", get(nodes))
 }
 
-/// Who asks.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct By {
-    by: Option<String>,
-}
-
-async fn methods(State(app): State<App>) -> Answer<axum::Json<Value>> {
+async fn methods(State(app): State<App>, Viewer(_): Viewer) -> Answer<axum::Json<Value>> {
     let store = app.engine.store();
     let (depths, paused) = (store.depths().await?, store.paused().await?);
     let methods: Vec<Value> =
@@ -38,21 +30,21 @@ async fn methods(State(app): State<App>) -> Answer<axum::Json<Value>> {
 
 async fn pause(
     State(app): State<App>,
+    Operator(who): Operator,
     Path(method): Path<String>,
-    Json(By { by }): Json<By>,
 ) -> Answer<axum::Json<Value>> {
-    Ok(axum::Json(json!({ "changed": app.engine.pause(&method, by.as_deref()).await? })))
+    Ok(axum::Json(json!({ "changed": app.engine.pause(&method, Some(&who.name)).await? })))
 }
 
 async fn resume(
     State(app): State<App>,
+    Operator(who): Operator,
     Path(method): Path<String>,
-    Json(By { by }): Json<By>,
 ) -> Answer<axum::Json<Value>> {
-    Ok(axum::Json(json!({ "changed": app.engine.resume(&method, by.as_deref()).await? })))
+    Ok(axum::Json(json!({ "changed": app.engine.resume(&method, Some(&who.name)).await? })))
 }
 
-async fn nodes(State(app): State<App>) -> Answer<axum::Json<Value>> {
+async fn nodes(State(app): State<App>, Viewer(_): Viewer) -> Answer<axum::Json<Value>> {
     let shown = |n: &Node| {
         json!({
             "number": n.number, "name": n.registration.name, "build": n.registration.build,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::routing::{get, post};
 use redrive::store::{DeadTask, Redriven};
 use redrive::{Policy, TaskId};
@@ -11,6 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::App;
+use super::auth::{Caller, Operator, Viewer};
 use super::input::{Asked, Id, Json};
 use super::problem::{Answer, Problem};
 use super::tasks::{Filter, Shown};
@@ -20,13 +22,13 @@ pub(super) fn routes() -> Router<App> {
         .route("/dead", get(list))
         .route("/dead/{id}", get(show))
         .route("/dead/{id}/redrive", post(redrive))
-        .route("/dead/{id}/resolve", post(async |app, id, close| end(app, id, close, Closed::Resolved).await))
-        .route("/dead/{id}/discard", post(async |app, id, close| end(app, id, close, Closed::Discarded).await))
+        .route("/dead/{id}/resolve", post(resolve))
+        .route("/dead/{id}/discard", post(discard))
 }
 
-fn shown(letter: &DeadTask) -> Value {
+fn shown(letter: &DeadTask, who: &Caller) -> Value {
     json!({
-        "task": Shown::from(&letter.task),
+        "task": Shown::to(&letter.task, who),
         "dead_at": letter.dead_at,
         "dead_reason": letter.reason.as_str(),
         "next_remind_time": letter.next_remind_time,
@@ -37,31 +39,36 @@ fn shown(letter: &DeadTask) -> Value {
     })
 }
 
-async fn list(State(app): State<App>, Asked(filter): Asked<Filter>) -> Answer<axum::Json<Value>> {
+async fn list(State(app): State<App>, Viewer(who): Viewer, Asked(filter): Asked<Filter>) -> Answer<axum::Json<Value>> {
     let (filter, limit) = filter.read()?;
     let letters = app.engine.store().dead(&filter.into(), limit).await?;
     let next = letters.last().filter(|_| letters.len() as u32 == limit).map(|letter| letter.task.id);
-    Ok(axum::Json(json!({ "dead": letters.iter().map(shown).collect::<Vec<_>>(), "next": next })))
+    Ok(axum::Json(
+        json!({ "dead": letters.iter().map(|letter| shown(letter, &who)).collect::<Vec<_>>(), "next": next }),
+    ))
 }
 
-async fn show(State(app): State<App>, Id(id): Id) -> Answer<axum::Json<Value>> {
+async fn show(State(app): State<App>, Viewer(who): Viewer, Id(id): Id) -> Answer<axum::Json<Value>> {
     let letter = app.engine.store().get_dead(id).await?.ok_or_else(|| Problem::not_found("dead letter", id))?;
-    Ok(axum::Json(shown(&letter)))
+    Ok(axum::Json(shown(&letter, &who)))
 }
 
 /// How a letter is brought back.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Redrive {
-    /// Who does it.
-    by: String,
     /// Under another policy.
     policy: Option<Policy>,
 }
 
-async fn redrive(State(app): State<App>, Id(id): Id, Json(asked): Json<Redrive>) -> Answer<axum::Json<Value>> {
-    let store = app.engine.store();
-    let went = store.redrive(&[id], asked.policy.map(Arc::new), &asked.by, store.now().await?).await?;
+async fn redrive(
+    State(app): State<App>,
+    Operator(who): Operator,
+    Id(id): Id,
+    Json(asked): Json<Redrive>,
+) -> Answer<axum::Json<Value>> {
+    let acting = app.engine.store().acting(&who.name)?;
+    let went = acting.redrive(&[id], asked.policy.map(Arc::new), app.clock.now()).await?;
     app.engine.wake();
     let answer = |state: &str, id: TaskId| axum::Json(json!({ "state": state, "id": id }));
     match went.first() {
@@ -71,35 +78,34 @@ async fn redrive(State(app): State<App>, Id(id): Id, Json(asked): Json<Redrive>)
     }
 }
 
-/// How a person closes a letter.
-#[derive(Debug, Deserialize)]
+/// What a person says when closing a letter.
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Close {
-    /// Who does it.
-    by: String,
-    /// What they say.
-    note: Option<String>,
+    #[serde(default)]
+    note: String,
 }
 
-enum Closed {
-    Resolved,
-    Discarded,
-}
-
-async fn end(
+async fn resolve(
     State(app): State<App>,
+    Operator(who): Operator,
     Id(id): Id,
-    Json(Close { by, note }): Json<Close>,
-    how: Closed,
-) -> Answer<axum::http::StatusCode> {
-    let store = app.engine.store();
-    let (now, note) = (store.now().await?, note.as_deref());
-    let closed = match how {
-        Closed::Resolved => store.resolve(&[id], &by, note, now).await?,
-        Closed::Discarded => store.discard(&[id], &by, note, now).await?,
-    };
-    match closed {
-        0 => Err(Problem::not_found("dead letter", id)),
-        _ => Ok(axum::http::StatusCode::NO_CONTENT),
-    }
+    Json(said): Json<Close>,
+) -> Answer<StatusCode> {
+    let acting = app.engine.store().acting(&who.name)?.noting(&said.note);
+    closed(id, acting.resolve(&[id], app.clock.now()).await?)
+}
+
+async fn discard(
+    State(app): State<App>,
+    Operator(who): Operator,
+    Id(id): Id,
+    Json(said): Json<Close>,
+) -> Answer<StatusCode> {
+    let acting = app.engine.store().acting(&who.name)?.noting(&said.note);
+    closed(id, acting.discard(&[id], app.clock.now()).await?)
+}
+
+fn closed(id: TaskId, letters: u64) -> Answer<StatusCode> {
+    if letters > 0 { Ok(StatusCode::NO_CONTENT) } else { Err(Problem::not_found("dead letter", id)) }
 }

@@ -2,6 +2,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
+//! | `auth` | who asks, and what they may do |
 //! | `problem` | errors as `application/problem+json` |
 //! | `input` | bodies and queries, with all that is wrong said |
 //! | `health` | is it alive, is it ready, and metrics |
@@ -9,6 +10,7 @@
 //! | `dead` | dead letters |
 //! | `cluster` | methods and nodes |
 
+mod auth;
 mod cluster;
 mod dead;
 mod health;
@@ -19,10 +21,10 @@ mod tasks;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use axum::Router;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use redrive::Engine;
+use redrive::{Clock, Engine};
 use tokio::net::TcpListener;
 
 use crate::http::HttpDelivery;
@@ -38,6 +40,8 @@ pub(crate) struct Shared {
     pub(crate) engine: Engine,
     pub(crate) delivery: HttpDelivery,
     metrics: PrometheusHandle,
+    pub(crate) clock: Clock,
+    wrong: auth::Wrong,
 }
 
 impl std::ops::Deref for App {
@@ -59,19 +63,17 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Without tokens whoever reaches it may do everything, so it listens where only this machine does.
+    /// Takes its address.
     pub(crate) async fn bind(
         address: SocketAddr,
         engine: Engine,
         delivery: HttpDelivery,
         metrics: PrometheusHandle,
     ) -> anyhow::Result<Self> {
-        ensure!(
-            address.ip().is_loopback(),
-            "{address} can be reached from elsewhere, and nobody has to log in yet: listen on 127.0.0.1, behind a proxy that does that"
-        );
         let listener = TcpListener::bind(address).await.with_context(|| format!("listening on {address}"))?;
-        Ok(Self { listener, app: App(Arc::new(Shared { engine, delivery, metrics })) })
+        let clock = Clock::starting_at(engine.store().now().await?);
+        let shared = Shared { engine, delivery, metrics, clock, wrong: auth::Wrong::default() };
+        Ok(Self { listener, app: App(Arc::new(shared)) })
     }
 
     pub(crate) fn address(&self) -> anyhow::Result<SocketAddr> {
@@ -80,7 +82,7 @@ impl Server {
 
     /// Answers until `stopped`, then ends what is under way.
     pub(crate) async fn run(self, stopped: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
-        let router = router(self.app);
+        let router = router(self.app).into_make_service_with_connect_info::<SocketAddr>();
         axum::serve(self.listener, router).with_graceful_shutdown(stopped).await.context("serving")
     }
 }

@@ -63,8 +63,14 @@ impl IntoResponse for Problem {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let body = serde_json::to_string(&self).unwrap_or_default(); // plain values cannot fail
         let mut response = (status, [(header::CONTENT_TYPE, "application/problem+json")], body).into_response();
-        if status == StatusCode::SERVICE_UNAVAILABLE {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        let headers = response.headers_mut();
+        match status {
+            StatusCode::SERVICE_UNAVAILABLE => _ = headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1")),
+            StatusCode::TOO_MANY_REQUESTS => _ = headers.insert(header::RETRY_AFTER, HeaderValue::from_static("60")),
+            StatusCode::UNAUTHORIZED => {
+                _ = headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => {}
         }
         response
     }

@@ -7,7 +7,7 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::{get, post, put};
-use redrive::store::{Cancelled, TaskFilter};
+use redrive::store::{Cancelled, Role, TaskFilter};
 use redrive::{CallError, IntoTask, NewTask, OnDuplicate, Policy, PolicyPatch, Status, Task, TaskId, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::http::{HttpCall, HttpRequest};
 
 use super::App;
+use super::auth::{Caller, Operator, Viewer};
 use super::input::{Asked, Id, Json};
 use super::problem::{Answer, Problem};
 
@@ -101,10 +102,14 @@ pub(super) struct Shown<'t> {
     policy: &'t Policy,
 }
 
-impl<'t> From<&'t Task> for Shown<'t> {
-    fn from(task: &'t Task) -> Self {
+impl<'t> Shown<'t> {
+    /// As this person may see it: viewers see no params.
+    pub(super) fn to(task: &'t Task, who: &Caller) -> Self {
         // Params that are encrypted, or are not JSON for whatever reason, are shown as the text that they are.
-        let params = serde_json::from_str(&task.params).unwrap_or_else(|_| Value::String(task.params.clone()));
+        let params = match who.role {
+            Role::Viewer => Value::String("***".into()),
+            _ => serde_json::from_str(&task.params).unwrap_or_else(|_| Value::String(task.params.clone())),
+        };
         Self {
             id: task.id,
             status: task.status,
@@ -134,17 +139,17 @@ impl<'t> From<&'t Task> for Shown<'t> {
     }
 }
 
-async fn list(State(app): State<App>, Asked(filter): Asked<Filter>) -> Answer<axum::Json<Value>> {
+async fn list(State(app): State<App>, Viewer(who): Viewer, Asked(filter): Asked<Filter>) -> Answer<axum::Json<Value>> {
     let (filter, limit) = filter.read()?;
     let tasks = app.engine.list(&filter, limit).await?;
     let next = tasks.last().filter(|_| tasks.len() as u32 == limit).map(|task| task.id);
-    let shown: Vec<Shown<'_>> = tasks.iter().map(Shown::from).collect();
+    let shown: Vec<Shown<'_>> = tasks.iter().map(|task| Shown::to(task, &who)).collect();
     Ok(axum::Json(json!({ "tasks": shown, "next": next })))
 }
 
-async fn show(State(app): State<App>, Id(id): Id) -> Answer<axum::Json<Value>> {
+async fn show(State(app): State<App>, Viewer(who): Viewer, Id(id): Id) -> Answer<axum::Json<Value>> {
     let task = app.engine.get(id).await?.ok_or_else(|| Problem::not_found("task", id))?;
-    Ok(axum::Json(json!(Shown::from(&task))))
+    Ok(axum::Json(json!(Shown::to(&task, &who))))
 }
 
 /// A task to be written down.
@@ -220,7 +225,11 @@ impl New {
     }
 }
 
-async fn enqueue(State(app): State<App>, Json(new): Json<New>) -> Answer<(StatusCode, axum::Json<Value>)> {
+async fn enqueue(
+    State(app): State<App>,
+    Operator(_): Operator,
+    Json(new): Json<New>,
+) -> Answer<(StatusCode, axum::Json<Value>)> {
     if new.wait {
         return try_now(&app, new).await;
     }
@@ -271,20 +280,28 @@ fn stopped(how: Cancelled) -> axum::Json<Value> {
     axum::Json(json!({ "state": how }))
 }
 
-async fn cancel(State(app): State<App>, Id(id): Id) -> Answer<axum::Json<Value>> {
-    Ok(stopped(app.engine.cancel(id).await?))
+async fn cancel(State(app): State<App>, Operator(who): Operator, Id(id): Id) -> Answer<axum::Json<Value>> {
+    let store = app.engine.store();
+    Ok(stopped(store.acting(&who.name)?.cancel(id, app.clock.now()).await?))
 }
 
-async fn fail(State(app): State<App>, Id(id): Id) -> Answer<axum::Json<Value>> {
-    Ok(stopped(app.engine.fail(id).await?))
+async fn fail(State(app): State<App>, Operator(who): Operator, Id(id): Id) -> Answer<axum::Json<Value>> {
+    let store = app.engine.store();
+    Ok(stopped(store.acting(&who.name)?.fail(id, app.clock.now()).await?))
 }
 
-async fn retry(State(app): State<App>, Id(id): Id) -> Answer<StatusCode> {
-    app.engine.retry_now(id, None).await?;
+async fn retry(State(app): State<App>, Operator(who): Operator, Id(id): Id) -> Answer<StatusCode> {
+    app.engine.store().acting(&who.name)?.retry_now(id, app.clock.now()).await?;
+    app.engine.wake();
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn edit_policy(State(app): State<App>, Id(id): Id, Json(policy): Json<Policy>) -> Answer<StatusCode> {
-    app.engine.edit_policy(id, &Arc::new(policy), None).await?;
+async fn edit_policy(
+    State(app): State<App>,
+    Operator(who): Operator,
+    Id(id): Id,
+    Json(policy): Json<Policy>,
+) -> Answer<StatusCode> {
+    app.engine.store().acting(&who.name)?.edit_policy(id, &Arc::new(policy), app.clock.now()).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,0 +1,114 @@
+//! Who asks, and what they may do.
+//!
+//! *Invariants.* Every route of the API asks for a token, and says which role it takes. Whoever is refused is told why, and so is
+//! the audit. A token is never logged. Params are shown to operators and admins only.
+//!
+//! *Failure.* An address from which many wrong tokens come has to wait: a token cannot be guessed, but trying should cost time,
+//! and the audit must not grow by it. What is counted is in memory, by each server for itself.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::extract::{ConnectInfo, FromRequestParts};
+use axum::http::request::Parts;
+use axum::http::{StatusCode, header};
+use redrive::Timestamp;
+use redrive::store::{AuditEntry, Role};
+
+use super::App;
+use super::problem::Problem;
+
+/// So many wrong tokens from one address in [`WITHIN`], and it has to wait.
+const MOST_WRONG: u32 = 20;
+const WITHIN: Duration = Duration::from_secs(60);
+/// Addresses that are remembered.
+const MOST_ADDRESSES: usize = 10_000;
+
+/// Who asks.
+#[derive(Clone, Debug)]
+pub(super) struct Caller {
+    pub(super) name: String,
+    pub(super) role: Role,
+}
+
+/// Someone who may look.
+pub(super) struct Viewer(pub(super) Caller);
+/// Someone who may also act on tasks and letters.
+pub(super) struct Operator(pub(super) Caller);
+
+impl FromRequestParts<App> for Viewer {
+    type Rejection = Problem;
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        allowed(parts, app, Role::Viewer).await.map(Self)
+    }
+}
+
+impl FromRequestParts<App> for Operator {
+    type Rejection = Problem;
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        allowed(parts, app, Role::Operator).await.map(Self)
+    }
+}
+
+/// Wrong tokens, by the address that they came from, since a time.
+#[derive(Debug, Default)]
+pub(super) struct Wrong(Mutex<HashMap<IpAddr, (u32, Timestamp)>>);
+
+impl Wrong {
+    /// Whether this address has to wait.
+    fn is_many(&self, from: IpAddr, now: Timestamp) -> bool {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(&from).is_some_and(|(n, since)| *n >= MOST_WRONG && now.since(*since) < WITHIN)
+    }
+
+    fn note(&self, from: IpAddr, now: Timestamp) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= MOST_ADDRESSES {
+            all.retain(|_, (_, since)| now.since(*since) < WITHIN);
+        }
+        let (n, since) = all.entry(from).or_insert((0, now));
+        if now.since(*since) >= WITHIN {
+            (*n, *since) = (0, now);
+        }
+        *n += 1;
+    }
+}
+
+/// The caller, if it may do what takes this role.
+async fn allowed(parts: &Parts, app: &App, wanted: Role) -> Result<Caller, Problem> {
+    let now = app.clock.now();
+    let from = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| address.ip());
+    if from.is_some_and(|from| app.wrong.is_many(from, now)) {
+        let detail = "too many wrong tokens came from your address; wait a minute";
+        return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "too_many_wrong_tokens", detail));
+    }
+    let sent = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let token = match sent.and_then(|sent| sent.strip_prefix("Bearer ")) {
+        Some(sent) => app.engine.store().find_token(sent.trim(), now).await?,
+        None => None,
+    };
+    let Some(token) = token else {
+        from.iter().for_each(|from| app.wrong.note(*from, now));
+        let why = if sent.is_some() { "the token is not known, expired or revoked" } else { "there is no token" };
+        refuse(app, parts, &from.map_or("unknown".into(), |ip| ip.to_string()), why).await;
+        let detail = format!("{why}; send one as `Authorization: Bearer rdr_…` (redrive token create makes one)");
+        return Err(Problem::new(StatusCode::UNAUTHORIZED, "no_token", detail));
+    };
+    if token.role < wanted {
+        let why = format!("{} takes {}, the token is of a {}", parts.uri.path(), wanted.as_str(), token.role.as_str());
+        refuse(app, parts, &token.name, &why).await;
+        return Err(Problem::new(StatusCode::FORBIDDEN, "not_allowed", why));
+    }
+    Ok(Caller { name: token.name, role: token.role })
+}
+
+/// The audit knows of it. That it could not be told is no reason to let anybody in.
+async fn refuse(app: &App, parts: &Parts, who: &str, why: &str) {
+    let action = format!("api.{}", parts.method.as_str().to_lowercase());
+    let entry = AuditEntry::new(who, &action, parts.uri.path()).refused(why);
+    if let Err(e) = app.engine.store().audit(&entry, app.clock.now()).await {
+        tracing::warn!(error = %e, who, why, "a refused call could not be written to the audit");
+    }
+}
