@@ -255,14 +255,21 @@ async fn each_role_may_do_its_own_and_what_is_refused_is_in_the_audit() {
     {
         assert_eq!(server.ask_as(viewer, method, path, "{}").0, 403, "{path}");
     }
+    assert_eq!(server.ask_as(viewer, "GET", "/api/v1/overview", "").0, 200);
+    assert_eq!(server.ask_as(viewer, "GET", "/api/v1/audit", "").0, 403);
     assert_eq!(server.ask_as("", "GET", &task, "").0, 401);
     assert_eq!(server.ask_as("rdr_0011223344556677_wrong", "GET", &task, "").0, 401);
     store.revoke_token(&made.token.id, "test", now).await.unwrap();
     assert_eq!(server.ask_as(viewer, "GET", &task, "").0, 401);
     let refused =
         store.audits(&AuditFilter { action: Some("api.".into()), ..AuditFilter::default() }, 100).await.unwrap();
-    assert_eq!(refused.len(), 9, "{refused:?}");
+    assert_eq!(refused.len(), 10, "{refused:?}");
     assert!(refused.iter().all(|a| matches!(a.entry.outcome, AuditOutcome::Refused(_))));
+    assert!(refused.iter().all(|a| a.entry.target.starts_with("/api/v1/")));
+    let (_, overview) = server.json("GET", "/api/v1/overview", &Value::Null);
+    assert_eq!(overview["pending"]["n"], 1, "{overview}");
+    let (_, audit) = server.json("GET", "/api/v1/audit?action=api.&limit=2", &Value::Null);
+    assert!(audit["audit"].as_array().unwrap().len() == 2 && audit["next"].is_string(), "{audit}");
     assert_eq!(server.ask("POST", &format!("{task}/cancel"), "").0, 200);
     let done = store.audits(&AuditFilter { who: Some("admin".into()), ..AuditFilter::default() }, 10).await.unwrap();
     assert!(done.iter().any(|a| a.entry.action == "task.cancel"), "{done:?}");

@@ -38,6 +38,16 @@ pub(super) struct Viewer(pub(super) Caller);
 /// Someone who may also act on tasks and letters.
 pub(super) struct Operator(pub(super) Caller);
 
+/// Someone who may do everything.
+pub(super) struct Admin(#[expect(dead_code, reason = "what it may do is enough")] pub(super) Caller);
+
+impl FromRequestParts<App> for Admin {
+    type Rejection = Problem;
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        allowed(parts, app, Role::Admin).await.map(Self)
+    }
+}
+
 impl FromRequestParts<App> for Viewer {
     type Rejection = Problem;
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
@@ -97,17 +107,22 @@ async fn allowed(parts: &Parts, app: &App, wanted: Role) -> Result<Caller, Probl
         return Err(Problem::new(StatusCode::UNAUTHORIZED, "no_token", detail));
     };
     if token.role < wanted {
-        let why = format!("{} takes {}, the token is of a {}", parts.uri.path(), wanted.as_str(), token.role.as_str());
+        let why = format!("{} takes {}, the token is of a {}", path(parts), wanted.as_str(), token.role.as_str());
         refuse(app, parts, &token.name, &why).await;
         return Err(Problem::new(StatusCode::FORBIDDEN, "not_allowed", why));
     }
     Ok(Caller { name: token.name, role: token.role })
 }
 
+/// As the caller wrote it: the router has taken off the beginning.
+fn path(parts: &Parts) -> String {
+    format!("{}{}", super::API, parts.uri.path())
+}
+
 /// The audit knows of it. That it could not be told is no reason to let anybody in.
 async fn refuse(app: &App, parts: &Parts, who: &str, why: &str) {
     let action = format!("api.{}", parts.method.as_str().to_lowercase());
-    let entry = AuditEntry::new(who, &action, parts.uri.path()).refused(why);
+    let entry = AuditEntry::new(who, &action, path(parts)).refused(why);
     if let Err(e) = app.engine.store().audit(&entry, app.clock.now()).await {
         tracing::warn!(error = %e, who, why, "a refused call could not be written to the audit");
     }

@@ -52,3 +52,15 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
         text.parse().map(Self).map_err(Problem::from)
     }
 }
+
+/// Most entries of a page.
+const MOST: u32 = 1_000;
+
+/// How many entries a page has.
+pub(super) fn page(limit: Option<u32>) -> Result<u32, Problem> {
+    let limit = limit.unwrap_or(100);
+    match (1..=MOST).contains(&limit) {
+        true => Ok(limit),
+        false => Err(redrive::Error::invalid("limit", format!("must be from 1 to {MOST}")).into()),
+    }
+}

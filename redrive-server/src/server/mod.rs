@@ -8,7 +8,7 @@
 //! | `health` | is it alive, is it ready, and metrics |
 //! | `tasks` | tasks that wait or run |
 //! | `dead` | dead letters |
-//! | `cluster` | methods and nodes |
+//! | `cluster` | everything at one look, methods, nodes, and what people did |
 
 mod auth;
 mod cluster;
@@ -29,6 +29,8 @@ use tokio::net::TcpListener;
 
 use crate::http::HttpDelivery;
 
+/// Where the API begins.
+const API: &str = "/api/v1";
 /// Largest body of a request.
 const MOST_BYTES: usize = 16 * 1024 * 1024;
 
@@ -91,7 +93,7 @@ fn router(app: App) -> Router {
     let api = Router::new().merge(tasks::routes()).merge(dead::routes()).merge(cluster::routes());
     Router::new()
         .merge(health::routes())
-        .nest("/api/v1", api)
+        .nest(API, api)
         .fallback(problem::no_such_route)
         .method_not_allowed_fallback(problem::no_such_method)
         .layer(axum::extract::DefaultBodyLimit::max(MOST_BYTES))

@@ -16,7 +16,7 @@ use crate::http::{HttpCall, HttpRequest};
 
 use super::App;
 use super::auth::{Caller, Operator, Viewer};
-use super::input::{Asked, Id, Json};
+use super::input::{Asked, Id, Json, page};
 use super::problem::{Answer, Problem};
 
 pub(super) fn routes() -> Router<App> {
@@ -28,9 +28,6 @@ pub(super) fn routes() -> Router<App> {
         .route("/tasks/{id}/retry", post(retry))
         .route("/tasks/{id}/policy", put(edit_policy))
 }
-
-/// Most entries of a page.
-const MOST: u32 = 1_000;
 
 /// Which tasks, and which page of them.
 #[derive(Debug, Default, Deserialize)]
@@ -51,10 +48,7 @@ pub(super) struct Filter {
 
 impl Filter {
     pub(super) fn read(self) -> Answer<(TaskFilter, u32)> {
-        let limit = self.limit.unwrap_or(100);
-        if !(1..=MOST).contains(&limit) {
-            return Err(redrive::Error::invalid("limit", format!("must be from 1 to {MOST}")).into());
-        }
+        let limit = page(self.limit)?;
         let filter = TaskFilter {
             status: self.status,
             method: self.method,
