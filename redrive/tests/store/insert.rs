@@ -64,7 +64,10 @@ async fn every_field_survives_the_database(db: Db) {
     let id = add(&db.store, new).await;
     let t = db.store.get(id).await.unwrap().unwrap();
     assert_eq!(*t.policy, policy);
-    assert_eq!((t.key.as_deref(), t.due, t.priority, t.lane), (Some("k"), later(60), -5, Lane(99)));
+    assert_eq!(
+        (t.key.as_deref(), t.due, t.priority, t.lane),
+        (Some("k"), later(60), -5, Lane::part("pay", "example.org"))
+    );
     assert_eq!(t.business, Some(Business { kind: "order".into(), id: "42".into() }));
     assert_eq!((t.dedup_for, t.created_by.as_deref()), (Duration::from_secs(86_400), Some("alice")));
     assert!(t.traceparent.unwrap().ends_with("-01"));
