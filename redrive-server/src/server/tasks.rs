@@ -214,31 +214,39 @@ impl New {
         match (self.business_type, self.business_id) {
             (Some(kind), Some(id)) => Ok(task.business(kind, id)),
             (None, None) => Ok(task),
-            _ => Err(redrive::Error::invalid("business_id", "is given together with business_type, or neither is")),
+            _ => Err(half_a_business()),
         }
     }
 }
 
 async fn enqueue(
     State(app): State<App>,
-    Operator(_): Operator,
+    Operator(who): Operator,
     Json(new): Json<New>,
 ) -> Answer<(StatusCode, axum::Json<Value>)> {
     if new.wait {
         return try_now(&app, new).await;
     }
-    let enqueued = app.engine.enqueue(new.into_task(&app)?).await?;
+    let enqueued = app.engine.enqueue(new.into_task(&app)?.created_by(who.name)).await?;
     let status = if enqueued.existed { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, axum::Json(json!(enqueued))))
+}
+
+fn half_a_business() -> redrive::Error {
+    redrive::Error::invalid("business_id", "is given together with business_type, or neither is")
 }
 
 /// One try while the caller waits. What a retry can mend is a task then; what none can is the caller's to know, and nothing is
 /// written down.
 async fn try_now(app: &App, new: New) -> Answer<(StatusCode, axum::Json<Value>)> {
-    let (Some(request), None, None) = (new.http, new.method, new.delay) else {
-        let problem = "only a request (http) can be tried at once, and without a delay";
+    let is_plain = new.on_duplicate == OnDuplicate::default() && new.params.is_none();
+    let (Some(request), None, None, true) = (new.http, new.method, new.delay, is_plain) else {
+        let problem = "only a request (http) can be tried at once, without delay, params or on_duplicate";
         return Err(redrive::Error::invalid("wait", problem).into());
     };
+    if new.business_type.is_some() != new.business_id.is_some() {
+        return Err(half_a_business().into());
+    }
     let mut call = HttpCall::new(&app.delivery, request)?.policy(new.policy.unwrap_or_default()).priority(new.priority);
     if let Some(key) = new.key {
         call = call.key(key);

@@ -37,10 +37,19 @@ impl Shared {
         if self.store.lock("upkeep", &me, EVERY * 2, now).await?.is_none() {
             return Ok(());
         }
-        self.store.go_on_monthly(now).await?;
+        // Each by itself: a user who may not drop tables still has his keys swept and his tasks counted.
         let retention = self.settings().retention.clone();
-        self.say(&self.store.rotate(&retention, now).await?);
-        self.store.sweep_old(&retention, walk, now).await?;
+        let rotated = match self.store.go_on_monthly(now).await {
+            Ok(()) => self.store.rotate(&retention, now).await,
+            Err(e) => Err(e),
+        };
+        match rotated {
+            Ok(rotated) => self.say(&rotated),
+            Err(e) => tracing::warn!(error = %e, "the monthly tables could not be looked after; trying again"),
+        }
+        if let Err(e) = self.store.sweep_old(&retention, walk, now).await {
+            tracing::warn!(error = %e, "what is past its time could not be removed; trying again");
+        }
         self.report(&self.store.depths().await?).await
     }
 

@@ -382,7 +382,7 @@ pub(super) async fn insert_once(
 async fn insert_tasks(c: &mut Connection<'_>, tables: &Tables, tasks: &[&Task]) -> sqlx::Result<()> {
     let columns = needed_columns(tasks);
     let names: Vec<&str> = columns.iter().map(|c| c.name).collect();
-    for (table, tasks) in tables.sort(tasks.iter().copied(), |task| task.id) {
+    for (table, tasks) in tables.place(tasks.iter().copied(), |task| task.id) {
         let rows = tasks.iter().map(|t| columns.iter().map(|c| (c.value)(t)).collect()).collect();
         insert_rows(c, table, &names, rows, "", &[]).await?;
     }
@@ -423,7 +423,7 @@ async fn insert_postgres(
         if_key = "AND (task_key IS NULL OR id IN (SELECT task_id FROM taken))";
     }
     let mut inserts = Vec::new();
-    for (table, tasks) in tables.sort(tasks.iter().copied(), |task| task.id) {
+    for (table, tasks) in tables.place(tasks.iter().copied(), |task| task.id) {
         let (source, columns) = unnest_tasks(&tasks, &columns);
         values.extend(columns);
         inserts.push(format!(

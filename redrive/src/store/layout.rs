@@ -205,18 +205,23 @@ impl Tables {
         things: impl IntoIterator<Item = T>,
         id: impl Fn(&T) -> TaskId,
     ) -> Vec<(Table, Vec<T>)> {
+        let there = things.into_iter().filter(|thing| self.may_have(id(thing)));
+        self.place(there, &id)
+    }
+
+    /// The same for tasks that are to be written: none is left out. If a table has gone meanwhile, the database says so.
+    pub(super) fn place<T>(
+        &self,
+        things: impl IntoIterator<Item = T>,
+        id: impl Fn(&T) -> TaskId,
+    ) -> Vec<(Table, Vec<T>)> {
         if self.tables == 0 {
-            let things: Vec<T> = things.into_iter().filter(|thing| !id(thing).is_monthly()).collect();
+            let things: Vec<T> = things.into_iter().collect();
             return if things.is_empty() { Vec::new() } else { vec![(Table::Single, things)] };
         }
-        let mut sorted: BTreeMap<Table, Vec<T>> = BTreeMap::new();
-        for thing in things {
-            let table = self.of(id(&thing));
-            if self.has(table) {
-                sorted.entry(table).or_default().push(thing);
-            }
-        }
-        sorted.into_iter().collect()
+        let mut placed: BTreeMap<Table, Vec<T>> = BTreeMap::new();
+        things.into_iter().for_each(|thing| placed.entry(self.of(id(&thing))).or_default().push(thing));
+        placed.into_iter().collect()
     }
 
     /// Which ids are in tables for tasks that have ended.
@@ -317,5 +322,7 @@ mod tests {
             assert!(tables.may_have(single) && !tables.may_have(monthly));
             assert_eq!(tables.sort([single, monthly], |id| *id), [(Table::Single, vec![single])]);
         }
+        let placed = two_months().place([single, monthly], |id| *id);
+        assert_eq!(placed.len(), 2, "what is to be written is never left out");
     }
 }

@@ -308,12 +308,16 @@ impl Store {
         for month in tables.archives.iter().filter(|month| month.plus(1).start() <= before) {
             let name = Archive::Of(*month).to_string();
             let doing = format!("dropping {name}");
-            retrying!(self.pools(), Use::Write, schema::scope(self.dialect()), &doing, |c, _| {
+            let done = retrying!(self.pools(), Use::Insert, schema::scope(self.dialect()), &doing, |c, _| {
                 schema::lock(c).await?;
-                let done = drop_and_forget(c, &name).await;
+                let done = drop_archive(c, &name).await;
                 schema::unlock(c, done).await
-            })?;
-            dropped.push(name);
+            });
+            match done {
+                Ok(()) => dropped.push(name),
+                Err(e) if e.fault() == Some(Fault::Busy) => {} // somebody reads it: the next time
+                Err(e) => return Err(e),
+            }
         }
         Ok(dropped)
     }
@@ -505,6 +509,21 @@ async fn drop_if_empty(c: &mut Connection<'_>, table: Table) -> sqlx::Result<boo
         drop_and_forget(c, &name).await?;
     }
     Ok(is_free)
+}
+
+/// Waits for nobody who reads it.
+async fn drop_archive(c: &mut Connection<'_>, name: &str) -> sqlx::Result<()> {
+    let (before, after) = match c.dialect() {
+        Dialect::Sqlite => return drop_and_forget(c, name).await,
+        Dialect::Postgres => ("SET LOCAL lock_timeout = '1s'", "SET LOCAL lock_timeout = DEFAULT"),
+        Dialect::MySql => ("SET SESSION lock_wait_timeout = 1", "SET SESSION lock_wait_timeout = DEFAULT"),
+    };
+    c.script(before.into()).await?;
+    let done = drop_and_forget(c, name).await;
+    if done.is_ok() || c.dialect() == Dialect::MySql {
+        c.script(after.into()).await?; // a transaction that failed takes no more statements, and takes its settings with it
+    }
+    done
 }
 
 async fn drop_and_forget(c: &mut Connection<'_>, name: &str) -> sqlx::Result<()> {
