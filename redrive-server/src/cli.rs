@@ -73,6 +73,14 @@ impl Database {
 }
 
 impl Cli {
+    /// How it is to log.
+    pub(crate) fn log(&self) -> redrive::LogFormat {
+        match &self.command {
+            Command::Serve(serve) => serve.log(),
+            _ => redrive::LogFormat::default(),
+        }
+    }
+
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Serve(serve) => serve::run(&serve).await,

@@ -20,14 +20,16 @@ mod serve;
 mod server;
 mod token;
 
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::Parser;
+use redrive::LogFormat;
 
 /// Does what the command line says.
 pub fn run() -> ExitCode {
     let cli = cli::Cli::parse();
-    init_logging();
+    init_logging(cli.log());
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(e) => return failed(&e.into()),
@@ -52,7 +54,11 @@ fn failed(e: &anyhow::Error) -> ExitCode {
 }
 
 /// Logs go to standard error; `RUST_LOG` chooses what.
-fn init_logging() {
+fn init_logging(format: LogFormat) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,redrive=info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let ours = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => ours.with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormat::Json => ours.json().flatten_event(true).init(),
+    }
 }

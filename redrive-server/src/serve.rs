@@ -2,9 +2,10 @@
 
 use std::io::Write as _;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use redrive::store::Role;
-use redrive::{Engine, Settings, Store};
+use redrive::{Engine, LogFormat, Settings, Store};
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::Database;
@@ -22,19 +23,45 @@ pub(crate) struct Serve {
     #[command(flatten)]
     database: Database,
     /// Where to answer HTTP. It is not encrypted: to be reached from other machines, put a proxy with TLS before it.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7070")]
-    listen: SocketAddr,
+    /// Default: 127.0.0.1:7070, or what the settings say.
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// The file of settings. Default: redrive.toml in the current directory, if there is one.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl Serve {
+    /// The file that is followed while it runs.
+    fn file(&self) -> Option<PathBuf> {
+        self.config.clone().or_else(|| Some(PathBuf::from("redrive.toml")).filter(|file| file.exists()))
+    }
+
+    fn settings(&self) -> anyhow::Result<Settings> {
+        Ok(Settings::load(self.config.as_deref())?)
+    }
+
+    /// How it is to log: known before all else.
+    pub(crate) fn log(&self) -> LogFormat {
+        self.settings().map_or_else(|_| LogFormat::default(), |settings| settings.server.log)
+    }
 }
 
 pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
     let mut signals = StopSignals::new()?;
     let metrics = collect_metrics()?;
-    let settings = Settings::load(None)?;
+    let settings = serve.settings()?;
+    let listen = serve.listen.unwrap_or(settings.server.listen);
     let delivery = HttpDelivery::new(&settings)?;
     let store = Store::open_with(serve.database.or(&settings), settings.store_options()?).await?;
-    let builder = Engine::builder(store.clone()).settings(settings);
+    let first = first_token(&store, listen).await?;
+    let builder = Engine::builder(store.clone());
+    let builder = match serve.file() {
+        Some(file) => builder.watch(file),
+        None => builder.settings(settings),
+    };
     let engine = delivery.clone().install(builder).start().await?;
-    let server = match Server::bind(serve.listen, engine.clone(), delivery, metrics).await {
+    let server = match Server::bind(listen, engine.clone(), delivery, metrics).await {
         Ok(server) => server,
         Err(e) => {
             engine.stop().await;
@@ -43,8 +70,8 @@ pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
     };
     say!("redrive {} is running", env!("CARGO_PKG_VERSION"));
     say!("  database: {}", store.shown_url());
-    say!("  API:      http://{}/api/v1", server.address()?);
-    if let Some(token) = first_token(&store).await? {
+    say!("  API:      http://{}/api/v1 (described at /docs)", server.address()?);
+    if let Some(token) = first {
         say!("  token:    {token}  (of an admin; shown this once)");
     }
     say!("  stop with Ctrl-C");
@@ -64,11 +91,16 @@ pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// On the first start there is nobody who could make a token: so one is made, and shown.
-async fn first_token(store: &Store) -> anyhow::Result<Option<String>> {
+/// On the first start there is nobody who could make a token: so one is made, and shown. Not where others could be first.
+async fn first_token(store: &Store, listen: SocketAddr) -> anyhow::Result<Option<String>> {
     if !store.tokens().await?.is_empty() {
         return Ok(None);
     }
+    anyhow::ensure!(
+        listen.ip().is_loopback(),
+        "there is no token yet, so it answers on loopback addresses only; make one with `redrive token create NAME --role \
+         admin`, then listen on {listen}"
+    );
     let made = store.create_token("admin", Role::Admin, None, "first start", store.now().await?).await?;
     Ok(Some(made.secret.reveal().to_owned()))
 }

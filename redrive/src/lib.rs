@@ -64,7 +64,7 @@ pub use classify::{Class, ErrorKind, Failure, Kind, classify};
 pub use clock::{Clock, Timestamp};
 pub use context::Context;
 pub use crypt::Keyring;
-pub use engine::{Builder, Engine, EngineConfig, MethodOptions, Rate, Stats, Verdict};
+pub use engine::{Builder, Engine, EngineConfig, Event, MethodOptions, Rate, Stats, Verdict};
 pub use error::{DatabaseError, Error, Problems, Result};
 pub use id::{SHARDS, TaskId};
 pub use new_task::{Key, NewTask, OnDuplicate};
@@ -73,8 +73,8 @@ pub use redrive_macros::{ErrorKind, retryable};
 pub use retryable::{FirstTry, IntoTask, Persist, Registration, Retryable};
 pub use secret::Secret;
 pub use settings::{
-    DatabaseUrl, Defaults, EncryptionSettings, HttpSettings, MethodSettings, Network, PolicyPatch, Settings,
-    TargetSettings, Watcher,
+    DatabaseUrl, Defaults, EncryptionSettings, HttpSettings, LogFormat, MethodSettings, Network, PolicyPatch,
+    ServerSettings, Settings, TargetSettings, Watcher,
 };
 pub use settle::{Change, DeadReason, Outcome, To, give_up, settle, spent};
 pub use store::{Enqueued, Store, StoreOptions};

@@ -10,14 +10,17 @@
 //! | `read` | the tree as [`Settings`], or all that is wrong with it |
 //! | `patch` | policy fields that are given |
 //! | `defaults` | what the settings mean for one call or task |
-//! | `targets` | where HTTP tasks go |
+//! | `hot` | single fields that people change while nodes run |
+//! | `targets`, `server` | where HTTP tasks go, and how the server answers |
 //! | `watch` | notices that the file has changed |
 //!
 //! Some fields hold from the moment they are changed, others from the next start ([`Settings::followed_by`] knows which).
 
 mod defaults;
+mod hot;
 mod patch;
 mod read;
+mod server;
 mod sources;
 mod targets;
 mod watch;
@@ -42,6 +45,7 @@ use crate::task::limits;
 
 pub use defaults::Defaults;
 pub use patch::PolicyPatch;
+pub use server::{LogFormat, ServerSettings};
 pub use targets::{HttpSettings, Network, TargetSettings};
 pub use watch::Watcher;
 
@@ -105,6 +109,8 @@ pub struct Settings {
     pub methods: BTreeMap<String, MethodSettings>,
     /// What holds for all HTTP tasks. From the next start on. Default: see there.
     pub http: HttpSettings,
+    /// How `redrive serve` answers. From the next start on. Default: see there.
+    pub server: ServerSettings,
     /// Services that HTTP tasks name. From the next start on. Default: none.
     pub targets: BTreeMap<String, TargetSettings>,
 }
@@ -196,6 +202,7 @@ impl Settings {
             settings.check(method, &mut problems);
         }
         problems.nest("http", self.http.problems());
+        problems.nest("server", self.server.problems());
         self.targets.iter().for_each(|(name, target)| target.check(name, &mut problems));
         problems.into_result()
     }
@@ -232,6 +239,7 @@ impl Settings {
             notify: self.notify.clone(),
             registry: self.registry.clone(),
             http: self.http.clone(),
+            server: self.server.clone(),
             targets: self.targets.clone(),
             engine,
             ..new
@@ -240,8 +248,8 @@ impl Settings {
         (held, waiting)
     }
 
-    /// Every field by its path. Without the database, which is not written.
-    fn flat(&self) -> BTreeMap<String, Value> {
+    /// Every field by its path, as `engine.lease`. Without the database, which is not shown; secrets are masked.
+    pub fn flat(&self) -> BTreeMap<String, Value> {
         let mut flat = BTreeMap::new();
         let mut open = vec![(Vec::new(), serde_json::to_value(self).unwrap_or_default())];
         while let Some((path, value)) = open.pop() {

@@ -3,6 +3,9 @@
 //! *Invariants.* Every route of the API asks for a token, and says which role it takes. Whoever is refused is told why, and so is
 //! the audit. A token is never logged. Params are shown to operators and admins only.
 //!
+//! *State.* Tokens that were good a moment ago are remembered for a second, so that a thousand requests do not ask the database a
+//! thousand times: a token that is revoked may work for that second more.
+//!
 //! *Failure.* An address from which many wrong tokens come has to wait: a token cannot be guessed, but trying should cost time,
 //! and the audit must not grow by it. What is counted is in memory, by each server for itself.
 
@@ -15,7 +18,8 @@ use axum::extract::{ConnectInfo, FromRequestParts};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use redrive::Timestamp;
-use redrive::store::{AuditEntry, Role};
+use redrive::store::{AuditEntry, Role, Token};
+use sha2::{Digest as _, Sha256};
 
 use super::App;
 use super::problem::Problem;
@@ -28,9 +32,9 @@ const MOST_ADDRESSES: usize = 10_000;
 
 /// Who asks.
 #[derive(Clone, Debug)]
-pub(super) struct Caller {
-    pub(super) name: String,
-    pub(super) role: Role,
+pub(crate) struct Caller {
+    pub(crate) name: String,
+    pub(crate) role: Role,
 }
 
 /// Someone who may look.
@@ -39,27 +43,52 @@ pub(super) struct Viewer(pub(super) Caller);
 pub(super) struct Operator(pub(super) Caller);
 
 /// Someone who may do everything.
-pub(super) struct Admin(#[expect(dead_code, reason = "what it may do is enough")] pub(super) Caller);
+pub(super) struct Admin(pub(super) Caller);
 
-impl FromRequestParts<App> for Admin {
-    type Rejection = Problem;
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        allowed(parts, app, Role::Admin).await.map(Self)
+macro_rules! extracted {
+    ($($role:ident)*) => {$(
+        impl FromRequestParts<App> for $role {
+            type Rejection = Problem;
+            async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+                allowed(parts, app, Role::$role).await.map(Self)
+            }
+        }
+    )*};
+}
+extracted!(Viewer Operator Admin);
+
+/// Tokens that were good a moment ago, by their hash.
+#[derive(Debug, Default)]
+pub(super) struct Known(Mutex<HashMap<[u8; 32], (Token, Timestamp)>>);
+
+impl Known {
+    const FOR: Duration = Duration::from_secs(1);
+    const MOST: usize = 1_000;
+
+    fn get(&self, hash: &[u8; 32], now: Timestamp) -> Option<Token> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (token, until) = known.get(hash)?;
+        (now < *until && token.is_good(now)).then(|| token.clone())
+    }
+
+    fn put(&self, hash: [u8; 32], token: &Token, now: Timestamp) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= Self::MOST {
+            known.clear();
+        }
+        known.insert(hash, (token.clone(), now + Self::FOR));
     }
 }
 
-impl FromRequestParts<App> for Viewer {
-    type Rejection = Problem;
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        allowed(parts, app, Role::Viewer).await.map(Self)
+/// The token that was sent, if it is good.
+async fn find(app: &App, sent: &str, now: Timestamp) -> redrive::Result<Option<Token>> {
+    let hash: [u8; 32] = Sha256::digest(sent).into();
+    if let Some(token) = app.known.get(&hash, now) {
+        return Ok(Some(token));
     }
-}
-
-impl FromRequestParts<App> for Operator {
-    type Rejection = Problem;
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        allowed(parts, app, Role::Operator).await.map(Self)
-    }
+    let token = app.store.find_token(sent, now).await?;
+    token.iter().for_each(|token| app.known.put(hash, token, now));
+    Ok(token)
 }
 
 /// Wrong tokens, by the address that they came from, since a time.
@@ -78,6 +107,9 @@ impl Wrong {
         if all.len() >= MOST_ADDRESSES {
             all.retain(|_, (_, since)| now.since(*since) < WITHIN);
         }
+        if all.len() >= MOST_ADDRESSES {
+            all.clear(); // an attack from many addresses must not fill the memory
+        }
         let (n, since) = all.entry(from).or_insert((0, now));
         if now.since(*since) >= WITHIN {
             (*n, *since) = (0, now);
@@ -88,6 +120,9 @@ impl Wrong {
 
 /// The caller, if it may do what takes this role.
 async fn allowed(parts: &Parts, app: &App, wanted: Role) -> Result<Caller, Problem> {
+    if let Some(local) = parts.extensions.get::<Caller>() {
+        return Ok(local.clone()); // the command line, in this process
+    }
     let now = app.clock.now();
     let from = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| address.ip());
     if from.is_some_and(|from| app.wrong.is_many(from, now)) {
@@ -96,7 +131,7 @@ async fn allowed(parts: &Parts, app: &App, wanted: Role) -> Result<Caller, Probl
     }
     let sent = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let token = match sent.and_then(|sent| sent.strip_prefix("Bearer ")) {
-        Some(sent) => app.engine.store().find_token(sent.trim(), now).await?,
+        Some(sent) => find(app, sent.trim(), now).await?,
         None => None,
     };
     let Some(token) = token else {
@@ -123,7 +158,7 @@ fn path(parts: &Parts) -> String {
 async fn refuse(app: &App, parts: &Parts, who: &str, why: &str) {
     let action = format!("api.{}", parts.method.as_str().to_lowercase());
     let entry = AuditEntry::new(who, &action, path(parts)).refused(why);
-    if let Err(e) = app.engine.store().audit(&entry, app.clock.now()).await {
+    if let Err(e) = app.store.audit(&entry, app.clock.now()).await {
         tracing::warn!(error = %e, who, why, "a refused call could not be written to the audit");
     }
 }

@@ -1,90 +1,198 @@
-//! Everything at one look, methods, nodes, and what people did.
+//! Everything at one look, methods and nodes.
 
-use axum::Router;
-use axum::extract::{Path, State};
-use axum::routing::{get, post};
-use redrive::store::{AuditFilter, Node, Overview};
-use redrive::{TaskId, Timestamp};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use axum::Json as Shows;
+use axum::extract::State;
+use redrive::store::{Count, Node, Overview, Paused};
+use redrive::{NodeNumber, Timestamp};
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::App;
-use super::auth::{Admin, Operator, Viewer};
-use super::input::{Asked, page};
+use super::auth::{Operator, Viewer};
+use super::input::MethodName;
 use super::problem::Answer;
+use super::shapes::{CountShape, OverviewShape};
 
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/methods", get(methods))
-        .route("/methods/{method}/pause", post(pause))
-        .route("/methods/{method}/resume", post(resume))
-        .route("/nodes", get(nodes))
-        .route("/overview", get(overview))
-        .route("/audit", get(audit))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(overview))
+        .routes(routes!(methods))
+        .routes(routes!(pause))
+        .routes(routes!(resume))
+        .routes(routes!(nodes))
 }
 
-async fn overview(State(app): State<App>, Viewer(_): Viewer) -> Answer<axum::Json<Overview>> {
-    Ok(axum::Json(app.engine.store().overview().await?))
+/// Everything at one look
+///
+/// Counts say how sure they are: exact, at least so many, or what the statistics of the database say.
+#[utoipa::path(get, path = "/overview", tag = "cluster", responses((status = 200, body = OverviewShape)))]
+async fn overview(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<Overview>> {
+    Ok(Shows(app.store.overview().await?))
 }
 
-/// Which records, and which page of them.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Records {
-    who: Option<String>,
-    /// What it begins with: `dead.`.
-    action: Option<String>,
-    target: Option<String>,
-    from: Option<Timestamp>,
-    before: Option<Timestamp>,
-    /// The last id of the page before.
-    after: Option<TaskId>,
-    limit: Option<u32>,
+#[derive(Debug, Serialize, ToSchema)]
+struct Methods {
+    methods: Vec<MethodShown>,
 }
 
-async fn audit(State(app): State<App>, Admin(_): Admin, Asked(asked): Asked<Records>) -> Answer<axum::Json<Value>> {
-    let Records { who, action, target, from, before, after, limit } = asked;
-    let limit = page(limit)?;
-    let filter = AuditFilter { who, action, target, from, before, after };
-    let records = app.engine.store().audits(&filter, limit).await?;
-    let next = records.last().filter(|_| records.len() as u32 == limit).map(|record| record.id);
-    Ok(axum::Json(json!({ "audit": records, "next": next })))
+/// A method that has tasks or dead letters, is paused, or is handled by a node.
+#[derive(Debug, Default, Serialize, ToSchema)]
+#[schema(as = Method)]
+struct MethodShown {
+    method: String,
+    #[schema(value_type = CountShape)]
+    tasks: Count,
+    #[schema(value_type = CountShape)]
+    dead: Count,
+    /// When the first of those that wait is due.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    oldest_due: Option<Timestamp>,
+    /// Since when, and by whom.
+    paused: Option<PausedShown>,
+    /// Live nodes that handle it. Tasks of a method without any wait.
+    nodes: usize,
+    /// What the settings say of it: limits and policy fields.
+    #[schema(value_type = Object)]
+    settings: Value,
 }
 
-async fn methods(State(app): State<App>, Viewer(_): Viewer) -> Answer<axum::Json<Value>> {
-    let store = app.engine.store();
-    let (depths, paused) = (store.depths().await?, store.paused().await?);
-    let methods: Vec<Value> =
-        depths.iter().map(|d| json!({ "method": d.method, "depth": d.depth, "oldest_due": d.oldest_due })).collect();
-    let paused: Vec<Value> =
-        paused.iter().map(|p| json!({ "method": p.method, "since": p.since, "by": p.by })).collect();
-    Ok(axum::Json(json!({ "methods": methods, "paused": paused })))
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Paused)]
+struct PausedShown {
+    #[schema(value_type = String, format = DateTime)]
+    since: Timestamp,
+    by: Option<String>,
 }
 
+/// List methods
+#[utoipa::path(get, path = "/methods", tag = "cluster", responses((status = 200, body = Methods)))]
+async fn methods(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<Methods>> {
+    let (overview, paused, nodes) = tokio::try_join!(app.store.overview(), app.store.paused(), app.store.nodes())?;
+    let live: Vec<Node> = nodes.into_iter().filter(|n| !n.dead && !n.leaving).collect();
+    let mut methods: Vec<MethodShown> = overview.methods.into_iter().map(MethodShown::from).collect();
+    let others = paused.iter().map(|p| &p.method).chain(live.iter().flat_map(|n| &n.registration.methods));
+    for name in others {
+        if !methods.iter().any(|m| &m.method == name) {
+            methods.push(MethodShown { method: name.clone(), ..MethodShown::default() });
+        }
+    }
+    let settings = app.settings();
+    for shown in &mut methods {
+        shown.nodes = live.iter().filter(|n| n.registration.methods.contains(&shown.method)).count();
+        shown.paused = paused.iter().find(|p| p.method == shown.method).map(PausedShown::from);
+        shown.settings = settings.methods.get(&shown.method).map_or(Value::Null, |m| serde_json::json!(m));
+    }
+    Ok(Shows(Methods { methods }))
+}
+
+impl From<redrive::store::MethodCount> for MethodShown {
+    fn from(count: redrive::store::MethodCount) -> Self {
+        Self {
+            method: count.method,
+            tasks: count.tasks,
+            dead: count.dead,
+            oldest_due: count.oldest_due,
+            ..Self::default()
+        }
+    }
+}
+
+impl From<&Paused> for PausedShown {
+    fn from(paused: &Paused) -> Self {
+        Self { since: paused.since, by: paused.by.clone() }
+    }
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct Changed {
+    /// `false`: it was so already.
+    changed: bool,
+}
+
+/// Pause a method
+///
+/// Its tasks are held back, on all nodes, until it is resumed. What runs goes on.
+#[utoipa::path(post, path = "/methods/{method}/pause", tag = "cluster", params(("method" = String, Path)),
+    responses((status = 200, body = Changed)))]
 async fn pause(
     State(app): State<App>,
     Operator(who): Operator,
-    Path(method): Path<String>,
-) -> Answer<axum::Json<Value>> {
-    Ok(axum::Json(json!({ "changed": app.engine.pause(&method, Some(&who.name)).await? })))
+    MethodName(method): MethodName,
+) -> Answer<Shows<Changed>> {
+    let by = Some(&*who.name);
+    let changed = match &app.engine {
+        Some(engine) => engine.pause(&method, by).await?, // at once on this node
+        None => app.store.pause(&method, by, app.clock.now()).await?,
+    };
+    Ok(Shows(Changed { changed }))
 }
 
+/// Resume a method
+#[utoipa::path(post, path = "/methods/{method}/resume", tag = "cluster", params(("method" = String, Path)),
+    responses((status = 200, body = Changed)))]
 async fn resume(
     State(app): State<App>,
     Operator(who): Operator,
-    Path(method): Path<String>,
-) -> Answer<axum::Json<Value>> {
-    Ok(axum::Json(json!({ "changed": app.engine.resume(&method, Some(&who.name)).await? })))
+    MethodName(method): MethodName,
+) -> Answer<Shows<Changed>> {
+    let by = Some(&*who.name);
+    let changed = match &app.engine {
+        Some(engine) => engine.resume(&method, by).await?,
+        None => app.store.resume(&method, by, app.clock.now()).await?,
+    };
+    Ok(Shows(Changed { changed }))
 }
 
-async fn nodes(State(app): State<App>, Viewer(_): Viewer) -> Answer<axum::Json<Value>> {
-    let shown = |n: &Node| {
-        json!({
-            "number": n.number, "name": n.registration.name, "build": n.registration.build,
-            "methods": n.registration.methods, "beat_at": n.beat_at, "started_at": n.started_at,
-            "dead": n.dead, "leaving": n.leaving,
-        })
-    };
-    let nodes = app.engine.store().nodes().await?;
-    Ok(axum::Json(json!({ "nodes": nodes.iter().map(shown).collect::<Vec<_>>() })))
+#[derive(Debug, Serialize, ToSchema)]
+struct Nodes {
+    nodes: Vec<NodeShown>,
+}
+
+/// A process that runs tasks.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Node)]
+struct NodeShown {
+    #[schema(value_type = i64)]
+    number: NodeNumber,
+    name: String,
+    build: String,
+    /// `alive`, `leaving` or `dead`.
+    state: &'static str,
+    methods: Vec<String>,
+    /// How many of the 64 shards it looks after, by method, if nodes find each other by the database.
+    shards: std::collections::BTreeMap<String, usize>,
+    #[schema(value_type = String, format = DateTime)]
+    beat_at: Timestamp,
+    #[schema(value_type = String, format = DateTime)]
+    started_at: Timestamp,
+}
+
+/// List nodes
+///
+/// Those that have stopped or died are there for a day.
+#[utoipa::path(get, path = "/nodes", tag = "cluster", responses((status = 200, body = Nodes)))]
+async fn nodes(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<Nodes>> {
+    let nodes = app.store.nodes().await?;
+    let shown = nodes.iter().map(|n| NodeShown {
+        number: n.number,
+        name: n.registration.name.clone(),
+        build: n.registration.build.clone(),
+        state: state(n),
+        methods: n.registration.methods.clone(),
+        shards: n.registration.methods.iter().map(|m| (m.clone(), n.shards(m, &nodes).len())).collect(),
+        beat_at: n.beat_at,
+        started_at: n.started_at,
+    });
+    Ok(Shows(Nodes { nodes: shown.collect() }))
+}
+
+fn state(node: &Node) -> &'static str {
+    match (node.dead, node.leaving) {
+        (true, _) => "dead",
+        (false, true) => "leaving",
+        (false, false) => "alive",
+    }
 }

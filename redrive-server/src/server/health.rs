@@ -1,26 +1,50 @@
 //! Is it alive, is it ready, and what it has counted.
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::routing::get;
-use axum::{Json, Router};
-use serde_json::{Value, json};
+use metrics_exporter_prometheus::PrometheusHandle;
+use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::App;
 
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/healthz", get(async || "alive\n"))
-        .route("/readyz", get(ready))
-        .route("/metrics", get(async |State(app): State<App>| app.metrics.render()))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(alive)).routes(routes!(ready)).routes(routes!(metrics))
 }
 
-/// 200 if tasks can be enqueued and are looked for; 503 with what stands against it.
-async fn ready(State(app): State<App>) -> (StatusCode, Json<Value>) {
-    let mut troubles: Vec<String> = app.engine.troubles().iter().map(ToString::to_string).collect();
-    if let Err(e) = app.engine.store().now().await {
+/// Is it alive?
+#[utoipa::path(get, path = "/healthz", tag = "health", security(()), responses((status = 200, body = String, content_type = "text/plain")))]
+async fn alive() -> &'static str {
+    "alive\n"
+}
+
+/// What it has counted, for Prometheus
+#[utoipa::path(get, path = "/metrics", tag = "health", security(()), responses((status = 200, body = String, content_type = "text/plain")))]
+async fn metrics(State(app): State<App>) -> String {
+    app.metrics.as_ref().map(PrometheusHandle::render).unwrap_or_default()
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct Readiness {
+    ready: bool,
+    /// What stands against it.
+    troubles: Vec<String>,
+}
+
+/// Is it ready?
+///
+
+/// Whether tasks can be enqueued and are looked for; if not, what stands against it.
+#[utoipa::path(get, path = "/readyz", tag = "health", security(()), responses(
+    (status = 200, body = Readiness), (status = 503, body = Readiness, description = "Not ready.")))]
+async fn ready(State(app): State<App>) -> (StatusCode, Json<Readiness>) {
+    let mut troubles: Vec<String> = app.engine.iter().flat_map(redrive::Engine::troubles).map(String::from).collect();
+    if let Err(e) = app.store.now().await {
         troubles.push(format!("the database: {e}"));
     }
     let status = if troubles.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(json!({ "ready": troubles.is_empty(), "troubles": troubles })))
+    (status, Json(Readiness { ready: troubles.is_empty(), troubles }))
 }

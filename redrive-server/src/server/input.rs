@@ -17,12 +17,22 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         let bytes = Bytes::from_request(request, state).await;
-        let bytes = bytes.map_err(|e| Problem::new(e.status(), "unreadable_body", e.body_text()))?;
+        let bytes = bytes.map_err(|e| unreadable(&e))?;
         // No body is an empty object: for actions, whose fields are all optional.
         let bytes = if bytes.is_empty() { Bytes::from_static(b"{}") } else { bytes };
-        let read = serde_json::from_slice(&bytes).map(Self);
-        read.map_err(|e| Problem::new(StatusCode::BAD_REQUEST, "not_understood", format!("the body: {e}")))
+        understood("the body", &bytes).map(Self)
     }
+}
+
+/// A body that could not be received, or is too large.
+pub(super) fn unreadable(e: &axum::extract::rejection::BytesRejection) -> Problem {
+    Problem::new(e.status(), "unreadable_body", e.body_text())
+}
+
+/// JSON as what it should be.
+pub(super) fn understood<T: DeserializeOwned>(what: &str, json: &[u8]) -> Result<T, Problem> {
+    let wrong = |e| Problem::new(StatusCode::BAD_REQUEST, "not_understood", format!("{what}: {e}"));
+    serde_json::from_slice(json).map_err(wrong)
 }
 
 /// The query.
@@ -46,11 +56,28 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        let Path(text) = Path::<String>::from_request_parts(parts, state)
-            .await
-            .map_err(|e| Problem::new(StatusCode::BAD_REQUEST, "not_understood", e.body_text()))?;
+        let Path(text) = Path::<String>::from_request_parts(parts, state).await.map_err(|e| wrong_path(&e))?;
         text.parse().map(Self).map_err(Problem::from)
     }
+}
+
+/// The name of a method, in the path.
+pub(super) struct MethodName(pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for MethodName {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let Path(name) = Path::<String>::from_request_parts(parts, state).await.map_err(|e| wrong_path(&e))?;
+        match (1..=500).contains(&name.len()) && !name.contains('\0') {
+            true => Ok(Self(name)),
+            false => Err(redrive::Error::invalid("method", "must be from 1 to 500 bytes, without NUL").into()),
+        }
+    }
+}
+
+fn wrong_path(e: &axum::extract::rejection::PathRejection) -> Problem {
+    Problem::new(StatusCode::BAD_REQUEST, "not_understood", e.body_text())
 }
 
 /// Most entries of a page.

@@ -4,18 +4,29 @@
 //! | --- | --- |
 //! | `auth` | who asks, and what they may do |
 //! | `problem` | errors as `application/problem+json` |
-//! | `input` | bodies and queries, with all that is wrong said |
+//! | `input`, `filter` | bodies and queries, with all that is wrong said |
+//! | `shapes`, `openapi` | the OpenAPI document, and a page to read it |
 //! | `health` | is it alive, is it ready, and metrics |
-//! | `tasks` | tasks that wait or run |
-//! | `dead` | dead letters |
-//! | `cluster` | everything at one look, methods, nodes, and what people did |
+//! | `enqueue` | writing tasks down: one, one that is tried at once, thousands |
+//! | `tasks`, `dead` | tasks that wait or run, dead letters, what has ended |
+//! | `bulk` | what people do to many |
+//! | `cluster`, `settings`, `events` | methods, nodes, what holds, and what happens |
+//! | `people` | what they did, and their tokens |
 
 mod auth;
+mod bulk;
 mod cluster;
 mod dead;
+mod enqueue;
+mod events;
+mod filter;
 mod health;
 mod input;
+mod openapi;
+mod people;
 mod problem;
+mod settings;
+mod shapes;
 mod tasks;
 
 use std::net::SocketAddr;
@@ -23,33 +34,104 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use axum::Router;
+use axum::http::StatusCode;
+use axum::response::IntoResponse as _;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use redrive::{Clock, Engine};
+use redrive::{Clock, Engine, ServerSettings, Settings, Store};
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use utoipa_axum::router::OpenApiRouter;
 
 use crate::http::HttpDelivery;
+use problem::Problem;
+
+pub(crate) use auth::Caller;
 
 /// Where the API begins.
-const API: &str = "/api/v1";
-/// Largest body of a request.
-const MOST_BYTES: usize = 16 * 1024 * 1024;
+pub(crate) const API: &str = "/api/v1";
 
 /// What all handlers share.
 #[derive(Clone)]
 pub(crate) struct App(Arc<Shared>);
 
 pub(crate) struct Shared {
-    pub(crate) engine: Engine,
-    pub(crate) delivery: HttpDelivery,
-    metrics: PrometheusHandle,
-    pub(crate) clock: Clock,
+    store: Store,
+    /// Not there when the command line works on a database directly.
+    engine: Option<Engine>,
+    delivery: Option<HttpDelivery>,
+    metrics: Option<PrometheusHandle>,
+    /// Those of a command line; an engine has its own, which change.
+    settings: Arc<Settings>,
+    clock: Clock,
     wrong: auth::Wrong,
+    known: auth::Known,
+    stopping: CancellationToken,
 }
 
 impl std::ops::Deref for App {
     type Target = Shared;
     fn deref(&self) -> &Shared {
         &self.0
+    }
+}
+
+impl Shared {
+    fn engine(&self) -> Result<&Engine, Problem> {
+        let none = || {
+            Problem::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "no_engine",
+                "this takes a server that runs; see redrive serve",
+            )
+        };
+        self.engine.as_ref().ok_or_else(none)
+    }
+
+    fn delivery(&self) -> Result<&HttpDelivery, Problem> {
+        let none = || Problem::new(StatusCode::SERVICE_UNAVAILABLE, "no_engine", "this server delivers no HTTP tasks");
+        self.delivery.as_ref().ok_or_else(none)
+    }
+
+    /// Something may be due.
+    fn wake(&self) {
+        self.engine.iter().for_each(Engine::wake);
+    }
+
+    fn settings(&self) -> Arc<Settings> {
+        self.engine.as_ref().map_or_else(|| self.settings.clone(), Engine::settings)
+    }
+
+    /// Sets a field, on all nodes.
+    async fn set(&self, path: &str, value: Option<serde_json::Value>, by: &str) -> redrive::Result<()> {
+        if let Some(engine) = &self.engine {
+            return engine.set(path, value, by).await.map(|_| ());
+        }
+        if let Some(value) = &value {
+            (*self.settings).clone().set(path, value.clone())?;
+        }
+        self.store.set_field(path, value.as_ref(), by, self.clock.now()).await
+    }
+}
+
+impl App {
+    async fn of(store: Store, settings: Settings) -> redrive::Result<Shared> {
+        Ok(Shared {
+            clock: Clock::starting_at(store.now().await?),
+            store,
+            engine: None,
+            delivery: None,
+            metrics: None,
+            settings: Arc::new(settings),
+            wrong: auth::Wrong::default(),
+            known: auth::Known::default(),
+            stopping: CancellationToken::new(),
+        })
+    }
+
+    /// The API on a database, without a server: for the command line. Whoever can open the database may do everything.
+    pub(crate) async fn local(store: Store, settings: Settings) -> redrive::Result<Router> {
+        let limits = settings.server.clone();
+        Ok(router(Self(Arc::new(Self::of(store, settings).await?)), &limits))
     }
 }
 
@@ -73,8 +155,8 @@ impl Server {
         metrics: PrometheusHandle,
     ) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(address).await.with_context(|| format!("listening on {address}"))?;
-        let clock = Clock::starting_at(engine.store().now().await?);
-        let shared = Shared { engine, delivery, metrics, clock, wrong: auth::Wrong::default() };
+        let shared = App::of(engine.store().clone(), (*engine.settings()).clone()).await?;
+        let shared = Shared { engine: Some(engine), delivery: Some(delivery), metrics: Some(metrics), ..shared };
         Ok(Self { listener, app: App(Arc::new(shared)) })
     }
 
@@ -84,18 +166,45 @@ impl Server {
 
     /// Answers until `stopped`, then ends what is under way.
     pub(crate) async fn run(self, stopped: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
-        let router = router(self.app).into_make_service_with_connect_info::<SocketAddr>();
+        let (limits, stopping) = (self.app.settings.server.clone(), self.app.stopping.clone());
+        let router = router(self.app, &limits).into_make_service_with_connect_info::<SocketAddr>();
+        let stopped = async move {
+            stopped.await;
+            stopping.cancel(); // streams of events end, too
+        };
         axum::serve(self.listener, router).with_graceful_shutdown(stopped).await.context("serving")
     }
 }
 
-fn router(app: App) -> Router {
-    let api = Router::new().merge(tasks::routes()).merge(dead::routes()).merge(cluster::routes());
-    Router::new()
+fn router(app: App, limits: &ServerSettings) -> Router {
+    // What may rightly take long: a first try while the caller waits, a bulk, a stream of events.
+    let patient = OpenApiRouter::new().merge(enqueue::routes()).merge(bulk::routes()).merge(events::routes());
+    let quick = OpenApiRouter::new()
+        .merge(tasks::routes())
+        .merge(dead::routes())
+        .merge(cluster::routes())
+        .merge(settings::routes())
+        .merge(people::routes())
+        .layer(axum::middleware::from_fn_with_state(limits.request_timeout, in_time));
+    let (router, document) = OpenApiRouter::with_openapi(openapi::document())
         .merge(health::routes())
-        .nest(API, api)
+        .nest(API, patient.merge(quick))
+        .split_for_parts();
+    router
+        .merge(openapi::routes(document))
         .fallback(problem::no_such_route)
         .method_not_allowed_fallback(problem::no_such_method)
-        .layer(axum::extract::DefaultBodyLimit::max(MOST_BYTES))
+        .layer(axum::extract::DefaultBodyLimit::max(limits.max_body))
+        .layer(tower_http::timeout::RequestBodyTimeoutLayer::new(limits.request_timeout))
         .with_state(app)
+}
+
+/// Answers that take too long are given up.
+async fn in_time(
+    axum::extract::State(limit): axum::extract::State<std::time::Duration>,
+    request: axum::extract::Request,
+    next: axum::middleware::Next,
+) -> axum::response::Response {
+    let answer = tokio::time::timeout(limit, next.run(request)).await;
+    answer.unwrap_or_else(|_| problem::too_slow().into_response())
 }

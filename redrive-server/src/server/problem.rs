@@ -4,9 +4,10 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use redrive::Error;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 /// An answer that says what is wrong.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Problem {
     /// For programs: it does not change.
     code: &'static str,
@@ -19,7 +20,8 @@ pub(super) struct Problem {
     errors: Vec<Wrong>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = WrongField)]
 struct Wrong {
     field: String,
     problem: String,
@@ -83,4 +85,10 @@ pub(super) async fn no_such_route(uri: axum::http::Uri) -> Problem {
 pub(super) async fn no_such_method(method: axum::http::Method, uri: axum::http::Uri) -> Problem {
     let detail = format!("{} does not take {method}", uri.path());
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no_such_method", detail)
+}
+
+/// What is said instead of an answer that takes too long. What was under way is not undone: it may have been done.
+pub(super) fn too_slow() -> Problem {
+    let detail = "it took too long; what you asked for may or may not have been done";
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too_slow", detail)
 }

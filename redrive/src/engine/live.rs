@@ -1,29 +1,31 @@
 //! Settings of a running engine: what holds now, and how it changes.
 //!
-//! *State.* The settings that hold; and what the program said on the [`Builder`], which wins over the file: where its config
-//! or defaults are not as they are built in, and the limits of methods that it named.
+//! *State.* Three layers, and the settings that follow from them and hold: what the file and the environment say; over it the
+//! fields that people have set while nodes run (`redrive_setting`, read at every beat); over both what the program said on
+//! the [`Builder`]: where its config or defaults are not as they are built in, and the limits of methods that it named.
 //!
 //! *Invariants.* Only valid settings are applied, as a whole. What cannot change while running keeps its value, and whoever
 //! changed it is told.
 //!
 //! *Failure.* A file that cannot be read or is wrong changes nothing: the last good settings hold, and what is wrong is
-//! logged, once.
+//! logged, once. A field that was set and is not valid here (another build set it) is passed over, and logged.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::clock::pause;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::registry::RegistryConfig;
 use crate::settings::{Defaults, Settings, Watcher, join};
+use crate::store::SetField;
 use crate::task::Lane;
 
 use super::handler::{Handler, MethodOptions};
-use super::{Builder, Engine, EngineConfig, Shared};
+use super::{Builder, Engine, EngineConfig, Shared, lock};
 
 /// How often the file is looked at; sooner when it has just changed, to see that it is whole.
 const LOOK: Duration = Duration::from_secs(2);
@@ -33,7 +35,25 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) struct Live {
     settings: RwLock<Arc<Settings>>,
+    layers: Mutex<Layers>,
     said: Said,
+}
+
+/// What the settings follow from, beside what the program said. Whoever changes it holds its lock until that is done.
+#[derive(Debug, Default)]
+struct Layers {
+    file: Settings,
+    set: Vec<SetField>,
+}
+
+impl Layers {
+    /// Both, one over the other, and what of it cannot be.
+    fn laid(&self) -> (Settings, Vec<(&str, Error)>) {
+        let mut settings = self.file.clone();
+        let wrong = |field: &'_ SetField, settings: &mut Settings| settings.set(&field.path, field.value.clone()).err();
+        let wrong = self.set.iter().filter_map(|f| wrong(f, &mut settings).map(|e| (&*f.path, e))).collect();
+        (settings, wrong)
+    }
 }
 
 /// What the program said on the builder.
@@ -111,6 +131,7 @@ impl Builder {
         };
         let limits = self.limits.keys().cloned().collect();
         let said = Said { config: self.config.clone(), defaults: self.defaults.clone(), limits };
+        let layers = Mutex::new(Layers { file: settings.clone(), set: Vec::new() });
         let settings = said.over(settings);
         settings.validate()?;
         (self.config, self.defaults) = (settings.engine.clone(), settings.to_defaults());
@@ -118,7 +139,7 @@ impl Builder {
         {
             self.notify = self.notify.take().or_else(|| settings.notify.clone());
         }
-        Ok((Live { settings: RwLock::new(Arc::new(settings)), said }, watcher))
+        Ok((Live { settings: RwLock::new(Arc::new(settings)), layers, said }, watcher))
     }
 }
 
@@ -129,7 +150,7 @@ impl Engine {
     }
 
     /// Applies other settings, if they are valid, and gives the fields that keep their value until the next start. If a file
-    /// is watched, its next change takes their place.
+    /// is watched, its next change takes their place. What people have [set](Self::set) wins over them.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redrive::Result<()> {
@@ -147,6 +168,31 @@ impl Engine {
     pub fn apply_settings(&self, settings: Settings) -> Result<Vec<String>> {
         self.0.apply(settings)
     }
+
+    /// Sets one field on all nodes, by its path as in the file; `None`: as the file says, again. It is refused if it is not valid, or
+    /// does not hold at once. Other nodes follow at their next beat. The audit knows who set what. Gives the fields that wait
+    /// for the next start all the same.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redrive::Result<()> {
+    /// use redrive::{Engine, Store};
+    ///
+    /// let engine = Engine::builder(Store::open("sqlite::memory:").await?).start().await?;
+    /// engine.set("defaults.max_attempts", Some(5.into()), "alice").await?;
+    /// assert_eq!(engine.defaults().policy.max_attempts, Some(5));
+    /// engine.set("defaults.max_attempts", None, "alice").await?;
+    /// assert_eq!(engine.defaults().policy.max_attempts, Some(16));
+    /// # engine.stop().await;
+    /// # Ok(()) }
+    /// ```
+    pub async fn set(&self, path: &str, value: Option<Value>, by: &str) -> Result<Vec<String>> {
+        if let Some(value) = &value {
+            (*self.settings()).clone().set(path, value.clone())?;
+        }
+        self.0.store.set_field(path, value.as_ref(), by, self.0.clock.now()).await?;
+        let set = self.0.store.set_fields().await?;
+        Ok(self.0.follow_set(set))
+    }
 }
 
 impl Shared {
@@ -154,8 +200,43 @@ impl Shared {
         self.live.settings()
     }
 
+    /// What the file says now, or what takes its place.
+    fn apply(&self, file: Settings) -> Result<Vec<String>> {
+        file.validate()?;
+        let mut layers = lock(&self.live.layers);
+        let before = std::mem::replace(&mut layers.file, file);
+        let applied = self.put(self.live.said.over(layers.laid().0));
+        if applied.is_err() {
+            layers.file = before;
+        }
+        applied
+    }
+
+    /// What people have set now. Gives the fields that wait for the next start.
+    pub(super) fn follow_set(&self, set: Vec<SetField>) -> Vec<String> {
+        let mut layers = lock(&self.live.layers);
+        if layers.set == set {
+            return Vec::new();
+        }
+        layers.set = set;
+        let (settings, wrong) = layers.laid();
+        for (path, e) in wrong {
+            tracing::warn!(path, error = %e, "a field that was set is not valid here; it is passed over");
+        }
+        let before = self.settings();
+        let waiting = self.put(self.live.said.over(settings)).unwrap_or_else(|e| {
+            tracing::error!(problems = %e, "what was set is not valid; the last good settings hold");
+            Vec::new()
+        });
+        tracing::info!(
+            changed = before.differences(&self.settings()).join(", "),
+            "settings applied that people have set"
+        );
+        waiting
+    }
+
     /// One after the other: who holds the lock of the settings changes all that follows from them.
-    fn apply(&self, new: Settings) -> Result<Vec<String>> {
+    fn put(&self, new: Settings) -> Result<Vec<String>> {
         new.validate()?;
         let mut current = self.live.settings.write().unwrap_or_else(PoisonError::into_inner);
         let (held, mut waiting) = current.followed_by(new);
@@ -186,7 +267,7 @@ impl Shared {
     fn follow(&self, watcher: &Watcher, told: Result<Settings>) {
         let file = watcher.path().display();
         let before = self.settings();
-        match told.and_then(|new| self.apply(self.live.said.over(new))) {
+        match told.and_then(|new| self.apply(new)) {
             Err(e) => {
                 tracing::error!(%file, problems = %e, "the settings have changed and are not valid; the last good ones hold");
             }

@@ -22,6 +22,7 @@
 
 mod claimer;
 mod config;
+mod events;
 mod executor;
 mod handler;
 mod inline;
@@ -65,6 +66,7 @@ use crate::store::{Cancelled, Connection, Due, Enqueued, Store, TaskFilter, Tx};
 use crate::task::{Lane, NodeNumber, Task};
 
 pub use config::EngineConfig;
+pub use events::Event;
 pub(crate) use executor::panicked;
 pub(crate) use handler::Handler;
 pub use handler::{MethodOptions, Rate, State, Verdict};
@@ -504,14 +506,14 @@ impl Engine {
     /// What runs goes on. `false`: it was paused already.
     pub async fn pause(&self, method: &str, by: Option<&str>) -> Result<bool> {
         let done = self.0.store.pause(method, by, self.0.clock.now()).await?;
-        self.0.follow_pauses().await?;
+        self.0.follow_people().await?;
         Ok(done)
     }
 
     /// Lets a method's tasks run again. `false`: it was not paused.
     pub async fn resume(&self, method: &str, by: Option<&str>) -> Result<bool> {
         let done = self.0.store.resume(method, by, self.0.clock.now()).await?;
-        self.0.follow_pauses().await?;
+        self.0.follow_people().await?;
         Ok(done)
     }
 

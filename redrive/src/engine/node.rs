@@ -11,6 +11,7 @@ use crate::store::{NodeSeen, Registration, Store};
 use crate::task::{Lane, NodeNumber};
 
 use super::Shared;
+use super::events::Event;
 
 /// The beat has a thread, a runtime and connections of its own: handlers that block the others' threads, or a database pool
 /// in full use, do not silence it. It is not blind for that: it beats only while the engine's own loop moves (`pulse`).
@@ -85,7 +86,7 @@ impl Shared {
         if let Err(e) = self.renew_view().await {
             tracing::warn!(error = %e, "no view of the other nodes yet");
         }
-        self.follow_pauses().await
+        self.follow_people().await
     }
 
     /// Whether the engine's own loop has moved within a lease.
@@ -146,6 +147,7 @@ impl Shared {
                 Ok(true) => {
                     tracing::warn!(node = %number, "declared dead: no beat for a whole lease");
                     metrics::counter!("redrive_fenced").increment(1);
+                    self.signals.listeners.tell(|| Event::Node { what: "fenced", number });
                     self.wake.scanner.notify_one();
                 }
                 Ok(false) => {}
@@ -153,14 +155,16 @@ impl Shared {
             }
         }
         self.pass_on_stop_requests().await;
-        if let Err(e) = self.follow_pauses().await {
-            tracing::warn!(error = %e, "which methods are paused could not be read");
+        if let Err(e) = self.follow_people().await {
+            tracing::warn!(error = %e, "what people have paused and set could not be read");
         }
     }
 
-    /// Learns which methods people have paused.
-    pub(super) async fn follow_pauses(&self) -> Result<()> {
-        let paused: Vec<Lane> = self.store.paused().await?.iter().map(|p| Lane::of(&p.method)).collect();
+    /// Learns which methods people have paused, and what they have set.
+    pub(super) async fn follow_people(&self) -> Result<()> {
+        let (paused, set) = self.store.wishes().await?;
+        self.follow_set(set);
+        let paused: Vec<Lane> = paused.iter().map(|p| Lane::of(&p.method)).collect();
         if self.limits().set_paused(&paused) {
             self.wake.scanner.notify_one();
             self.wake.claimer.notify_one();

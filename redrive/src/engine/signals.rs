@@ -21,6 +21,8 @@ use crate::settle::To;
 use crate::store::{Settle, Settled};
 use crate::task::Task;
 
+use super::events::Listeners;
+
 /// A transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Signal {
@@ -72,6 +74,7 @@ impl Signal {
 #[derive(Debug, Default)]
 pub(super) struct Signals {
     methods: NameMap<Method>,
+    pub(super) listeners: Listeners,
 }
 
 struct Method {
@@ -99,12 +102,14 @@ impl Method {
 
 impl Signals {
     pub(super) fn new<'a>(methods: impl Iterator<Item = &'a String>) -> Self {
-        Self { methods: methods.map(|method| (method.clone(), Method::new(method))).collect() }
+        let methods = methods.map(|method| (method.clone(), Method::new(method))).collect();
+        Self { methods, listeners: Listeners::default() }
     }
 
     /// Tells of one transition.
     pub(super) fn tell(&self, signal: Signal, task: &Task) {
         tracing::debug!(task = %task.id, method = %task.method, version = task.version, "{signal:?}");
+        self.listeners.of_task(signal.name().trim_start_matches("redrive_"), task);
         match self.methods.get(&task.method).and_then(|method| method.counters.get(signal as usize)) {
             Some(counter) => counter.increment(1),
             None => counter!(signal.name(), "method" => task.method.clone()).increment(1),

@@ -35,6 +35,7 @@ impl Sources {
                 "encryption" => settings.encryption = self.field(&name, value),
                 "registry" => settings.registry = self.field(&name, value).unwrap_or_default(),
                 "retention" => settings.retention = self.field(&name, value).unwrap_or_default(),
+                "server" => settings.server = self.field(&name, value).unwrap_or_default(),
                 "http" => settings.http = self.field(&name, value).unwrap_or_default(),
                 "targets" => {
                     for (target, value) in self.fields_of(&name, value) {

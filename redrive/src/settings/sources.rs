@@ -27,9 +27,11 @@ pub(super) const TOP: &[&str] = &[
     "notify",
     "registry",
     "retention",
+    "server",
     "targets",
 ];
 const HTTP: &[&str] = &["allow", "max_redirects"];
+const SERVER: &[&str] = &["listen", "request_timeout", "max_body", "log"];
 const REGISTRY: &[&str] = &["kind", "keep_view_for"];
 const RETENTION: &[&str] = &["live_window", "keep_months", "keep_archive", "keep_dead"];
 const NACOS: &[&str] = &["servers", "namespace", "group", "service", "ip", "username", "password"];
@@ -249,6 +251,7 @@ fn variable_path(name: &str) -> Option<Vec<String>> {
         ["registry", "nacos", field] => NACOS.contains(field),
         ["engine", field] => engine_fields().iter().any(|known| known == field),
         ["http", field] => HTTP.contains(field),
+        ["server", field] => SERVER.contains(field),
         ["targets", _, "headers", _] | ["targets", _, "rate", ..] => true,
         ["targets", _, field] if OF_TARGET.contains(field) => true,
         ["defaults", field, ..] => patch::FIELDS.contains(field),
@@ -267,6 +270,7 @@ fn is_text(path: &[String]) -> bool {
         path.as_slice(),
         ["encryption", "keys" | "current", ..]
             | ["notify", "channels", _, "user" | "password" | "secret" | "url" | "host"]
+            | ["server", "listen"]
             | ["targets", _, "base_url" | "signing_secret"]
             | ["targets", _, "headers", _]
             | ["registry", "nacos", "namespace" | "group" | "service" | "ip" | "username" | "password"]
@@ -289,6 +293,7 @@ fn variables() -> Vec<String> {
     let retention = RETENTION.iter().map(|field| format!("RETENTION__{field}"));
     let nacos = NACOS.iter().map(|field| format!("REGISTRY__NACOS__{field}"));
     let http = HTTP.iter().map(|field| format!("HTTP__{field}"));
+    let server = SERVER.iter().map(|field| format!("SERVER__{field}"));
     let all = ["DATABASE", "PERSIST", "ENCRYPTION__CURRENT", "ENCRYPTION__ALL"]
         .map(String::from)
         .into_iter()
@@ -296,6 +301,7 @@ fn variables() -> Vec<String> {
         .chain(retention)
         .chain(nacos)
         .chain(http)
+        .chain(server)
         .chain(engine)
         .chain(defaults);
     all.map(|name| format!("{PREFIX}{}", name.to_uppercase())).collect()

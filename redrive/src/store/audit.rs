@@ -154,6 +154,11 @@ pub(super) struct Record {
 }
 
 impl Record {
+    /// The same record of another change.
+    pub(super) fn changed(&self, before: Option<Json>, after: Option<Json>) -> Self {
+        Self { id: self.id, entry: self.entry.clone().changed(before, after) }
+    }
+
     pub(super) async fn write(&self, c: &mut Connection<'_>, now: Timestamp) -> sqlx::Result<()> {
         let (insert, once) = match c.dialect() {
             Dialect::MySql => ("INSERT IGNORE", ""),

@@ -14,7 +14,7 @@ use crate::task::Lane;
 use super::Store;
 use super::audit::AuditEntry;
 use super::count::all_shards;
-use super::db::{Connection, Dialect, query};
+use super::db::{Connection, Dialect, Row, query};
 use super::hot::Slice;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
@@ -52,6 +52,14 @@ pub struct MethodDepth {
 
 /// Counting stops here: a gauge must not cost as much as the work.
 pub const MOST_COUNTED: u64 = 1_000_000;
+
+/// Of a row's name, value, time and person.
+pub(super) fn read_paused(row: &Row) -> sqlx::Result<Paused> {
+    let mut c = row.columns();
+    _ = c.text()?; // the lane's number: the value is the method's name
+    let (method, since) = (c.text()?.to_owned(), Timestamp::from_millis(c.int()?));
+    Ok(Paused { method, since, by: c.opt_text()?.map(str::to_owned) })
+}
 
 impl Store {
     /// Holds a method's tasks back, on all nodes, until it is resumed. What runs goes on. `false`: it was paused already.
@@ -102,15 +110,11 @@ impl Store {
 
     /// The methods that are paused, by name.
     pub async fn paused(&self) -> Result<Vec<Paused>> {
-        let sql = "SELECT value, updated_at, updated_by FROM redrive_setting WHERE name LIKE 'pause/%' ORDER BY value";
+        let sql =
+            "SELECT name, value, updated_at, updated_by FROM redrive_setting WHERE name LIKE 'pause/%' ORDER BY value";
         retrying!(self.pools(), Use::Read, Scope::Statement, "reading which methods are paused", |c, _| {
             let rows = c.rows(query(sql)).await?;
-            let paused = rows.iter().map(|row| {
-                let mut c = row.columns();
-                let (method, since) = (c.text()?.to_owned(), Timestamp::from_millis(c.int()?));
-                Ok(Paused { method, since, by: c.opt_text()?.map(str::to_owned) })
-            });
-            paused.collect()
+            rows.iter().map(read_paused).collect()
         })
     }
 

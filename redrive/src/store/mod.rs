@@ -17,7 +17,7 @@
 //! | `acting`, `bulk`, `audit` | what people do under their names, to one or to many, and the record of it |
 //! | `token` | who may use the API |
 //! | `retention` | what is old enough to go |
-//! | `method` | what waits of each method, and which are paused |
+//! | `method`, `setting` | what waits of each method, and which are paused; what people have set |
 //! | `node`, `lock` | nodes, fences, named locks |
 //! | `notice`, `remind` | what people are to be told and reminded of, and how that goes |
 //! | `wake` | wake-ups between processes |
@@ -51,6 +51,7 @@ mod retry;
 mod row;
 mod schema;
 mod search;
+mod setting;
 mod settle;
 mod tables;
 mod task;
@@ -90,6 +91,7 @@ pub use pool::StoreOptions;
 pub use remind::Reminder;
 pub use retention::{Keep, KeyWalk, Retention, Swept};
 pub use search::{ArchiveFilter, DeadFilter, Found, MOST_IDS, ROWS as MOST_LOOKED_AT};
+pub use setting::SetField;
 pub use settle::{Kept, Settle, Settled};
 pub use tables::Rotated;
 pub use task::{Cancelled, TaskFilter};

@@ -47,6 +47,13 @@ pub struct Node {
     pub registration: Registration,
 }
 
+impl Node {
+    /// The shards of a method that it looks after, if these are all nodes and they find each other by the database.
+    pub fn shards(&self, method: &str, all: &[Self]) -> Vec<u8> {
+        crate::cluster::owned_shards(all, self.number, crate::task::Lane::of(method))
+    }
+}
+
 /// How a node finds itself when it beats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeSeen {

@@ -1,0 +1,323 @@
+//! Writing tasks down: one, while the caller waits for a first try, or thousands.
+
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::{self, StreamExt as _};
+use redrive::{CallError, Enqueued, IntoTask, NewTask, OnDuplicate, PolicyPatch, TaskId};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::http::{Answer as HttpAnswer, CallFailed, HttpCall, HttpRequest};
+
+use super::App;
+use super::auth::{Caller, Operator};
+use super::input::{Json, understood};
+use super::problem::{Answer, Problem};
+use super::shapes::{HttpRequestShape, OnDuplicateShape, PolicyShape};
+
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(enqueue)).routes(routes!(enqueue_many))
+}
+
+/// How long a key of an HTTP task outlives it: a client that repeats a request whose answer it missed does not deliver twice.
+const DEDUP_FOR: Duration = Duration::from_secs(24 * 3600);
+/// Lines of one request.
+const MOST_LINES: usize = 10_000;
+/// Lines that are on their way to the database at once; they share its commits.
+const AT_ONCE: usize = 1_000;
+
+/// A task to be written down: `http`, or `method` and `params`.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = NewTask)]
+struct New {
+    /// A request to be delivered until it succeeds.
+    #[schema(value_type = Option<HttpRequestShape>)]
+    http: Option<HttpRequest>,
+    /// What is to be called, by a node that handles it.
+    #[schema(max_length = 500)]
+    method: Option<String>,
+    #[schema(value_type = Option<Value>)]
+    params: Option<Value>,
+    /// What makes two of them the same: while such a task lives (of HTTP tasks: for a day) its id is the answer.
+    #[schema(max_length = 255)]
+    key: Option<String>,
+    #[serde(default)]
+    #[schema(value_type = Option<OnDuplicateShape>)]
+    on_duplicate: OnDuplicate,
+    #[schema(max_length = 50)]
+    business_type: Option<String>,
+    #[schema(max_length = 100)]
+    business_id: Option<String>,
+    /// Fields that are to be otherwise than the method's or target's.
+    #[schema(value_type = Option<PolicyShape>)]
+    policy: Option<PolicyPatch>,
+    /// Not before this time has passed: `"5m"`.
+    #[serde(default, deserialize_with = "duration")]
+    #[schema(value_type = Option<String>)]
+    delay: Option<Duration>,
+    /// Greater ones first, among what is due.
+    #[serde(default)]
+    priority: i16,
+    /// Try a request now and answer with what came of it.
+    #[serde(default)]
+    wait: bool,
+}
+
+/// A duration as people write it: `"5m"`.
+fn duration<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<Duration>, D::Error> {
+    let text = Option::<String>::deserialize(d)?;
+    text.map(|text| humantime::parse_duration(&text)).transpose().map_err(serde::de::Error::custom)
+}
+
+impl New {
+    fn into_task(mut self, app: &App, by: &By<'_>) -> Answer<NewTask> {
+        let defaults = app.engine()?.defaults();
+        let task = match (self.http.take(), self.method.take()) {
+            (Some(request), None) if self.params.is_none() => {
+                let patch = self.policy.take().unwrap_or_default();
+                let call = HttpCall::new(app.delivery()?, request)?.policy(patch);
+                let task = call.into_new_task(&defaults)?;
+                if self.key.is_some() { task.dedup_for(DEDUP_FOR) } else { task }
+            }
+            (None, Some(method)) => {
+                let policy = self.policy.take().unwrap_or_default().over((*defaults.policy_for(&method)).clone());
+                NewTask::new(method, &self.params.take().unwrap_or_default())?.policy(policy)
+            }
+            _ => return Err(redrive::Error::invalid("http", "either http is given, or method and its params").into()),
+        };
+        Ok(by.sign(self.described(task)?))
+    }
+
+    fn described(self, task: NewTask) -> redrive::Result<NewTask> {
+        let mut task = task.on_duplicate(self.on_duplicate).priority(self.priority);
+        if let Some(key) = self.key {
+            task = task.key(key);
+        }
+        if let Some(delay) = self.delay {
+            task = task.delay(delay);
+        }
+        match (self.business_type, self.business_id) {
+            (Some(kind), Some(id)) => Ok(task.business(kind, id)),
+            (None, None) => Ok(task),
+            _ => Err(half_a_business()),
+        }
+    }
+}
+
+fn half_a_business() -> redrive::Error {
+    redrive::Error::invalid("business_id", "is given together with business_type, or neither is")
+}
+
+/// Who enqueues, and in the course of what.
+struct By<'r> {
+    name: &'r str,
+    /// W3C Trace Context: goes with the task to where it is delivered.
+    traceparent: Option<&'r str>,
+}
+
+impl<'r> By<'r> {
+    fn new(who: &'r Caller, headers: &'r HeaderMap) -> Self {
+        let traceparent = headers.get("traceparent").and_then(|value| value.to_str().ok());
+        Self { name: &who.name, traceparent: traceparent.filter(|text| is_traceparent(text)) }
+    }
+
+    fn sign(&self, task: NewTask) -> NewTask {
+        let task = task.created_by(self.name);
+        match self.traceparent {
+            Some(parent) => task.traceparent(parent),
+            None => task,
+        }
+    }
+}
+
+/// `00-`, 32 hex digits, `-`, 16, `-`, 2. What is not one is ignored, as its specification says.
+fn is_traceparent(text: &str) -> bool {
+    let hex = |part: &str, n| part.len() == n && part.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    match text.split('-').collect::<Vec<_>>().as_slice() {
+        [version, trace, parent, flags] => {
+            hex(version, 2) && hex(trace, 32) && hex(parent, 16) && hex(flags, 2) && *version != "ff"
+        }
+        _ => false,
+    }
+}
+
+/// What came of an enqueue.
+#[derive(Debug, Default, Serialize, ToSchema)]
+#[schema(as = Enqueued)]
+struct Answered {
+    /// With `wait` only: `done`, `deferred` (written down, will be tried again), `rejected` (not written down) or `exhausted`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'static str>,
+    /// The task's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    id: Option<TaskId>,
+    /// A task with this key lives already: this is its id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    existed: Option<bool>,
+    /// With `wait`: what the target answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    result: Option<HttpAnswer>,
+    /// With `wait`: why it is not done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl From<Enqueued> for Answered {
+    fn from(enqueued: Enqueued) -> Self {
+        Self { id: Some(enqueued.id), existed: Some(enqueued.existed), ..Self::default() }
+    }
+}
+
+/// Enqueue a task
+///
+/// It is written down durably before this answers. With `wait` a request is tried first: what a retry can mend is *deferred*.
+#[utoipa::path(post, path = "/tasks", tag = "tasks", request_body = New, responses(
+    (status = 201, body = Answered, description = "It is written down."),
+    (status = 200, body = Answered, description = "It was there already; or, with `wait`, tried."),
+    (status = 202, body = Answered, description = "With `wait`: deferred."),
+))]
+async fn enqueue(
+    State(app): State<App>,
+    Operator(who): Operator,
+    headers: HeaderMap,
+    Json(new): Json<New>,
+) -> Answer<(StatusCode, axum::Json<Answered>)> {
+    let by = By::new(&who, &headers);
+    let (status, answer) = match new.wait {
+        true => try_now(&app, new, &by).await?,
+        false => write_down(&app, new, &by).await?,
+    };
+    Ok((status, axum::Json(answer)))
+}
+
+async fn write_down(app: &App, new: New, by: &By<'_>) -> Answer<(StatusCode, Answered)> {
+    let enqueued = app.engine()?.enqueue(new.into_task(app, by)?).await?;
+    Ok((if enqueued.existed { StatusCode::OK } else { StatusCode::CREATED }, enqueued.into()))
+}
+
+/// One try while the caller waits. What a retry can mend is a task then; what none can is the caller's to know, and nothing is
+/// written down.
+async fn try_now(app: &App, new: New, by: &By<'_>) -> Answer<(StatusCode, Answered)> {
+    let is_plain = new.on_duplicate == OnDuplicate::default() && new.params.is_none();
+    let (Some(request), None, None, true) = (new.http, new.method, new.delay, is_plain) else {
+        let problem = "only a request (http) can be tried at once, without delay, params or on_duplicate";
+        return Err(redrive::Error::invalid("wait", problem).into());
+    };
+    if new.business_type.is_some() != new.business_id.is_some() {
+        return Err(half_a_business().into());
+    }
+    let call = HttpCall::new(app.delivery()?, request)?.policy(new.policy.unwrap_or_default());
+    let mut call = call.priority(new.priority);
+    if let Some(key) = new.key {
+        call = call.key(key);
+    }
+    if let (Some(kind), Some(id)) = (new.business_type, new.business_id) {
+        call = call.business(kind, id);
+    }
+    if let Some(parent) = by.traceparent {
+        call = call.traceparent(parent);
+    }
+    tried(app.engine()?.call(call).await)
+}
+
+fn tried(outcome: Result<HttpAnswer, CallError<HttpAnswer, CallFailed>>) -> Answer<(StatusCode, Answered)> {
+    let said = |state, e: &dyn std::error::Error| Answered {
+        state: Some(state),
+        error: Some(e.to_string()),
+        ..Answered::default()
+    };
+    Ok(match outcome {
+        Ok(answer) => (StatusCode::OK, Answered { state: Some("done"), result: Some(answer), ..Answered::default() }),
+        Err(ref e @ CallError::Deferred { task_id, existed, .. }) => {
+            let answer = Answered { id: Some(task_id), existed: Some(existed), ..said("deferred", e) };
+            (StatusCode::ACCEPTED, answer)
+        }
+        Err(ref e @ CallError::Exhausted { task_id, .. }) => {
+            (StatusCode::OK, Answered { id: task_id, ..said("exhausted", e) })
+        }
+        Err(CallError::NotRecorded { source, .. }) => return Err(source.into()),
+        Err(e) => (StatusCode::OK, said("rejected", &e)),
+    })
+}
+
+/// Enqueue thousands of tasks
+///
+/// Newline-delimited JSON: one task a line, up to 10,000 lines. The answer has a line for each, in the same order: what `POST /tasks`
+/// would have answered, or a problem. Lines are independent: one that is refused does not hold up the others.
+#[utoipa::path(post, path = "/tasks/bulk", tag = "tasks",
+    request_body(content = String, content_type = "application/x-ndjson"),
+    responses((status = 200, body = String, content_type = "application/x-ndjson", description = "A line for each line.")))]
+async fn enqueue_many(
+    State(app): State<App>,
+    Operator(who): Operator,
+    headers: HeaderMap,
+    Lines(lines): Lines,
+) -> Answer<Response> {
+    let by = By::new(&who, &headers);
+    let answers: Vec<_> = lines.iter().map(|line| enqueue_line(&app, line, &by)).collect();
+    let answers: Vec<String> = stream::iter(answers).buffered(AT_ONCE).collect().await;
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], answers.concat()).into_response())
+}
+
+async fn enqueue_line(app: &App, line: &str, by: &By<'_>) -> String {
+    let done = async {
+        let new: New = understood("the line", line.as_bytes())?;
+        if new.wait {
+            return Err(redrive::Error::invalid("wait", "is not for many at once").into());
+        }
+        write_down(app, new, by).await.map(|(_, answer)| answer)
+    };
+    let said = match done.await {
+        Ok(answer) => serde_json::to_string(&answer),
+        Err(problem) => serde_json::to_string(&serde_json::json!({ "problem": problem })),
+    };
+    said.unwrap_or_default() + "\n" // plain values cannot fail
+}
+
+/// The lines of a body; empty ones do not count.
+struct Lines(Vec<String>);
+
+impl<S: Send + Sync> axum::extract::FromRequest<S> for Lines {
+    type Rejection = Problem;
+
+    async fn from_request(request: axum::extract::Request, state: &S) -> Result<Self, Problem> {
+        let bytes = Bytes::from_request(request, state).await.map_err(|e| super::input::unreadable(&e))?;
+        let text = std::str::from_utf8(&bytes).map_err(|e| {
+            Problem::new(StatusCode::BAD_REQUEST, "not_understood", format!("the body is not UTF-8: {e}"))
+        })?;
+        let lines: Vec<String> = text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect();
+        if lines.len() > MOST_LINES {
+            let detail = format!("{} lines; send at most {MOST_LINES} at a time", lines.len());
+            return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_many_lines", detail));
+        }
+        Ok(Self(lines))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_trace_context_is_ignored() {
+        assert!(is_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"));
+        for wrong in [
+            "",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331",
+            "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
+        ] {
+            assert!(!is_traceparent(wrong), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What happens, as it happens: server-sent events.
+//!
+//! A stream tells of what the node that answers does; other nodes tell of theirs. Who is too slow is told how many they have missed
+//! (`missed`), and looks at the API for the rest. A comment goes out every 15 s, so that proxies keep the connection.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::sse::{Event as Sent, KeepAlive, Sse};
+use futures_util::stream::{self, Stream};
+use redrive::Event;
+use serde::Deserialize;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::App;
+use super::auth::Viewer;
+use super::input::Asked;
+use super::problem::Answer;
+
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(events))
+}
+
+/// Which events.
+#[derive(Clone, Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    /// Some of `enqueued`, `claimed`, `started`, `done`, `failed`, `postponed`, `cancelled`, `dead`, `rescued`, `lost`, `fenced`, with
+    /// commas between them. Default: all.
+    what: Option<String>,
+    /// Tasks of this method only.
+    method: Option<String>,
+}
+
+impl Wanted {
+    fn takes(&self, event: &Event) -> bool {
+        let (what, method) = match event {
+            Event::Task { what, method, .. } => (what, Some(method)),
+            Event::Node { what, .. } => (what, None),
+            _ => return false,
+        };
+        self.what.as_ref().is_none_or(|wanted| wanted.split(',').any(|w| w.trim() == *what))
+            && self.method.as_ref().is_none_or(|wanted| method == Some(wanted))
+    }
+}
+
+/// Follow what happens
+///
+/// Server-sent events of the node that answers, from now on.
+#[utoipa::path(get, path = "/events", tag = "cluster", params(Wanted),
+    responses((status = 200, body = String, content_type = "text/event-stream", description = "One event after the other.")))]
+async fn events(
+    State(app): State<App>,
+    Viewer(_): Viewer,
+    Asked(wanted): Asked<Wanted>,
+) -> Answer<Sse<impl Stream<Item = Result<Sent, Infallible>>>> {
+    let receiver = app.engine()?.events();
+    let stopping = app.stopping.clone();
+    let all = stream::unfold((receiver, wanted), move |(mut receiver, wanted)| {
+        let stopping = stopping.clone();
+        async move {
+            let event = tokio::select! {
+                event = next(&mut receiver, &wanted) => event?,
+                () = stopping.cancelled() => return None,
+            };
+            Some((Ok(event), (receiver, wanted)))
+        }
+    });
+    Ok(Sse::new(all).keep_alive(KeepAlive::new().interval(Duration::from_secs(15))))
+}
+
+async fn next(receiver: &mut Receiver<Event>, wanted: &Wanted) -> Option<Sent> {
+    loop {
+        match receiver.recv().await {
+            Ok(event) if wanted.takes(&event) => return Some(sent(&event)),
+            Ok(_) => {}
+            Err(RecvError::Lagged(n)) => return Some(Sent::default().event("missed").data(n.to_string())),
+            Err(RecvError::Closed) => return None,
+        }
+    }
+}
+
+fn sent(event: &Event) -> Sent {
+    let name = match event {
+        Event::Task { what, .. } | Event::Node { what, .. } => what,
+        _ => "other",
+    };
+    Sent::default().event(name).data(serde_json::to_string(event).unwrap_or_default()) // plain values cannot fail
+}

@@ -1,0 +1,84 @@
+//! What happens on this node, for whoever listens: a console, a test, a log of one's own.
+//!
+//! Nothing is kept for those who come later or are too slow: they learn how many they have missed, and look at the store. Where
+//! nobody listens nothing is made.
+
+use serde::Serialize;
+use tokio::sync::broadcast;
+
+use crate::id::TaskId;
+use crate::task::{NodeNumber, Task};
+
+use super::Engine;
+
+/// How many a slow listener may be behind.
+const BEHIND: usize = 4_096;
+
+/// Something that happened on this node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "about", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Event {
+    /// To a task.
+    Task {
+        /// What: `enqueued`, `claimed`, `started`, `done`, `failed`, `postponed`, `cancelled`, `dead`, `rescued` or `lost`.
+        what: &'static str,
+        /// Which.
+        id: TaskId,
+        /// Its method.
+        method: String,
+        /// How many attempts there were before.
+        attempts: u32,
+    },
+    /// To a node.
+    Node {
+        /// What: `fenced`.
+        what: &'static str,
+        /// Which.
+        number: NodeNumber,
+    },
+}
+
+/// Those who listen.
+#[derive(Debug)]
+pub(super) struct Listeners(broadcast::Sender<Event>);
+
+impl Default for Listeners {
+    fn default() -> Self {
+        Self(broadcast::channel(BEHIND).0)
+    }
+}
+
+impl Listeners {
+    pub(super) fn tell(&self, event: impl FnOnce() -> Event) {
+        if self.0.receiver_count() > 0 {
+            _ = self.0.send(event()); // the last one may have gone just now
+        }
+    }
+
+    pub(super) fn of_task(&self, what: &'static str, task: &Task) {
+        self.tell(|| Event::Task { what, id: task.id, method: task.method.clone(), attempts: task.attempts });
+    }
+}
+
+impl Engine {
+    /// What happens on this node from now on. Other nodes tell of theirs.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redrive::Result<()> {
+    /// use redrive::{Engine, Event, NewTask, Store};
+    ///
+    /// let engine = Engine::builder(Store::open("sqlite::memory:").await?)
+    ///     .register("greet", async |_cx, _name: String| Ok::<_, std::convert::Infallible>(()))
+    ///     .start()
+    ///     .await?;
+    /// let mut events = engine.events();
+    /// engine.enqueue(NewTask::new("greet", &"Ada")?).await?;
+    /// while !matches!(events.recv().await, Ok(Event::Task { what: "done", .. })) {}
+    /// # engine.stop().await;
+    /// # Ok(()) }
+    /// ```
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.0.signals.listeners.0.subscribe()
+    }
+}

@@ -1,0 +1,60 @@
+//! How `redrive serve` answers HTTP. Programs that embed the engine have no use for it.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::duration;
+use crate::error::Problems;
+
+/// How the server answers: `[server]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct ServerSettings {
+    /// Where it answers. What is not a loopback address is refused until there is a token. Default: `127.0.0.1:7070`.
+    pub listen: SocketAddr,
+    /// How long an answer may take, and how long the next part of a body. Bulks, streams of events and first tries while the
+    /// caller waits have no such limit. Default: 30 s.
+    #[serde(with = "duration")]
+    pub request_timeout: Duration,
+    /// The most bytes of a body. Default: 16 MiB.
+    pub max_body: usize,
+    /// How logs are written. Default: `text`.
+    pub log: LogFormat,
+}
+
+/// How logs are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// A JSON object a line.
+    Json,
+}
+
+impl Default for ServerSettings {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 7070)),
+            request_timeout: Duration::from_secs(30),
+            max_body: 16 * 1024 * 1024,
+            log: LogFormat::default(),
+        }
+    }
+}
+
+impl ServerSettings {
+    pub(super) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        duration::check(self.request_timeout, "request_timeout", &mut problems);
+        problems.require(!self.request_timeout.is_zero(), "request_timeout", || "must be more than nothing".into());
+        problems.require((1_024..=1 << 30).contains(&self.max_body), "max_body", || {
+            "must be from 1 KiB to 1 GiB, in bytes".into()
+        });
+        problems
+    }
+}
