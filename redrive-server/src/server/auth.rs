@@ -7,7 +7,8 @@
 //! thousand times: a token that is revoked may work for that second more.
 //!
 //! *Failure.* An address from which many wrong tokens come has to wait: a token cannot be guessed, but trying should cost time,
-//! and the audit must not grow by it. What is counted is in memory, by each server for itself.
+//! and the audit must not grow by it. A good token is never refused for the sake of wrong ones: behind a proxy all have one
+//! address. What is counted is in memory, by each server for itself.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -71,6 +72,11 @@ impl Known {
         (now < *until && token.is_good(now)).then(|| token.clone())
     }
 
+    /// None: somebody has just lost theirs.
+    pub(super) fn forget(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     fn put(&self, hash: [u8; 32], token: &Token, now: Timestamp) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= Self::MOST {
@@ -125,16 +131,16 @@ async fn allowed(parts: &Parts, app: &App, wanted: Role) -> Result<Caller, Probl
     }
     let now = app.clock.now();
     let from = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| address.ip());
-    if from.is_some_and(|from| app.wrong.is_many(from, now)) {
-        let detail = "too many wrong tokens came from your address; wait a minute";
-        return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "too_many_wrong_tokens", detail));
-    }
     let sent = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let token = match sent.and_then(|sent| sent.strip_prefix("Bearer ")) {
         Some(sent) => find(app, sent.trim(), now).await?,
         None => None,
     };
     let Some(token) = token else {
+        if from.is_some_and(|from| app.wrong.is_many(from, now)) {
+            let detail = "too many wrong tokens came from your address; wait a minute";
+            return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "too_many_wrong_tokens", detail));
+        }
         from.iter().for_each(|from| app.wrong.note(*from, now));
         let why = if sent.is_some() { "the token is not known, expired or revoked" } else { "there is no token" };
         refuse(app, parts, &from.map_or("unknown".into(), |ip| ip.to_string()), why).await;

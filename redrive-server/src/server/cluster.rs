@@ -55,7 +55,7 @@ struct MethodShown {
     /// Live nodes that handle it. Tasks of a method without any wait.
     nodes: usize,
     /// What the settings say of it: limits and policy fields.
-    #[schema(value_type = Object)]
+    #[schema(value_type = Option<Object>)]
     settings: Value,
 }
 

@@ -170,6 +170,9 @@ struct Answered {
     /// With `wait`: why it is not done.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
+    /// Of a line of many: why it is not written down.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<Problem>,
 }
 
 impl From<Enqueued> for Answered {
@@ -255,8 +258,8 @@ fn tried(outcome: Result<HttpAnswer, CallError<HttpAnswer, CallFailed>>) -> Answ
 /// Newline-delimited JSON: one task a line, up to 10,000 lines. The answer has a line for each, in the same order: what `POST /tasks`
 /// would have answered, or a problem. Lines are independent: one that is refused does not hold up the others.
 #[utoipa::path(post, path = "/tasks/bulk", tag = "tasks",
-    request_body(content = String, content_type = "application/x-ndjson"),
-    responses((status = 200, body = String, content_type = "application/x-ndjson", description = "A line for each line.")))]
+    request_body(content = New, content_type = "application/x-ndjson"),
+    responses((status = 200, body = Answered, content_type = "application/x-ndjson", description = "A line for each line.")))]
 async fn enqueue_many(
     State(app): State<App>,
     Operator(who): Operator,
@@ -277,11 +280,8 @@ async fn enqueue_line(app: &App, line: &str, by: &By<'_>) -> String {
         }
         write_down(app, new, by).await.map(|(_, answer)| answer)
     };
-    let said = match done.await {
-        Ok(answer) => serde_json::to_string(&answer),
-        Err(problem) => serde_json::to_string(&serde_json::json!({ "problem": problem })),
-    };
-    said.unwrap_or_default() + "\n" // plain values cannot fail
+    let answer = done.await.unwrap_or_else(|problem| Answered { problem: Some(problem), ..Answered::default() });
+    serde_json::to_string(&answer).unwrap_or_default() + "\n" // plain values cannot fail
 }
 
 /// The lines of a body; empty ones do not count.

@@ -137,7 +137,18 @@ impl App {
 
 /// Collects metrics from now on. Once in a process, before the engine starts.
 pub(crate) fn collect_metrics() -> anyhow::Result<PrometheusHandle> {
-    PrometheusBuilder::new().install_recorder().context("collecting metrics")
+    let handle = PrometheusBuilder::new().install_recorder().context("collecting metrics")?;
+    tokio::spawn(keep_small(handle.clone()));
+    Ok(handle)
+}
+
+/// What histograms have gathered is put together now and then, also if nobody asks for it.
+#[expect(clippy::disallowed_methods, reason = "a shell around one call")]
+async fn keep_small(metrics: PrometheusHandle) {
+    loop {
+        tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+        metrics.run_upkeep();
+    }
 }
 
 /// A server that has its address but does not answer yet.

@@ -175,7 +175,7 @@ pub(super) struct OverviewShape {
     running: CountShape,
     dead: CountShape,
     /// Pairs of a reason and a count.
-    #[schema(value_type = Vec<Vec<Object>>)]
+    #[schema(value_type = Vec<Vec<Value>>)]
     dead_by_reason: Vec<(String, CountShape)>,
     methods: Vec<MethodCountShape>,
     archived: CountShape,
@@ -205,11 +205,11 @@ pub(super) struct AuditedShape {
     action: String,
     target: String,
     /// `"done"`, or `{"refused": why}`.
-    #[schema(value_type = Object)]
+    #[schema(value_type = Value)]
     outcome: serde_json::Value,
-    #[schema(value_type = Object)]
+    #[schema(value_type = Option<Object>)]
     before: Option<serde_json::Value>,
-    #[schema(value_type = Object)]
+    #[schema(value_type = Option<Object>)]
     after: Option<serde_json::Value>,
     note: Option<String>,
 }

@@ -398,6 +398,7 @@ impl Builder {
             services: Mutex::default(),
         });
         shared.join().await?;
+        metrics::counter!("redrive_fenced").increment(0); // there from the start, so that the first one is an increase
         shared.spawn_services()?;
         watcher.into_iter().for_each(|watcher| _ = lock(&shared.services).spawn(live::run(shared.clone(), watcher)));
         Ok(Engine(shared))

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::clock::pause;
 use crate::cluster::Watch;
 use crate::error::{Error, Result};
-use crate::store::{NodeSeen, Registration, Store};
+use crate::store::{Node, NodeSeen, Registration, Store};
 use crate::task::{Lane, NodeNumber};
 
 use super::Shared;
@@ -148,6 +148,7 @@ impl Shared {
                     tracing::warn!(node = %number, "declared dead: no beat for a whole lease");
                     metrics::counter!("redrive_fenced").increment(1);
                     self.signals.listeners.tell(|| Event::Node { what: "fenced", number });
+                    self.tell_fenced(number, &nodes).await;
                     self.wake.scanner.notify_one();
                 }
                 Ok(false) => {}
@@ -158,6 +159,26 @@ impl Shared {
         if let Err(e) = self.follow_people().await {
             tracing::warn!(error = %e, "what people have paused and set could not be read");
         }
+    }
+
+    /// People are to know that a node died: its tasks go on elsewhere, but somebody should look why.
+    async fn tell_fenced(&self, number: NodeNumber, nodes: &[Node]) {
+        let name = nodes.iter().find(|n| n.number == number).map_or("unknown", |n| &n.registration.name);
+        let said =
+            format!("node {number} ({name}) was declared dead by node {}: no beat for a whole lease", self.me.number());
+        self.tell_people("node.fenced", &format!("node {number}"), &said).await;
+    }
+
+    /// By the channels, if there are any.
+    pub(super) async fn tell_people(&self, kind: &str, who: &str, said: &str) {
+        #[cfg(feature = "notify")]
+        if self.notifier.is_some()
+            && let Err(e) = self.store.note_event(kind, who, said, self.clock.now()).await
+        {
+            tracing::warn!(error = %e, said, "people could not be told");
+        }
+        #[cfg(not(feature = "notify"))]
+        let _ = (kind, who, said);
     }
 
     /// Learns which methods people have paused, and what they have set.

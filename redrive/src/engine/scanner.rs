@@ -17,6 +17,7 @@ use std::time::Duration;
 use crate::clock::{Stopwatch, Timestamp, pause};
 use crate::error::Result;
 use crate::id::SHARDS;
+use crate::settle::To;
 use crate::store::{Dialect, Due, Slice};
 use crate::task::Lane;
 
@@ -233,7 +234,10 @@ impl Shared {
         match self.store.rescue(&owned, now, 1_000).await {
             Ok(rescued) if rescued.is_empty() => {}
             Ok(rescued) => {
-                rescued.iter().for_each(|(task, _)| self.signals.tell(Signal::Rescued, task));
+                for (task, to) in &rescued {
+                    let is_dead = matches!(to, To::Dead(_) | To::Dropped(_)); // it has crashed too often
+                    self.signals.tell(if is_dead { Signal::Dead } else { Signal::Rescued }, task);
+                }
                 tracing::warn!(tasks = rescued.len(), "rescued tasks of nodes that died");
             }
             Err(e) => tracing::warn!(error = %e, "rescuing failed; trying again at the next sweep"),

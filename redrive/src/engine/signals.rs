@@ -6,10 +6,13 @@
 //! | `redrive_enqueued`, `redrive_claimed`, `redrive_started`, `redrive_done`, `redrive_failed`, `redrive_postponed`, `redrive_cancelled`, `redrive_dead`, `redrive_rescued`, `redrive_lost` | counters by `method` |
 //! | `redrive_start_lag_seconds`, `redrive_attempt_seconds` | histograms by `method`: from due to started, from started to ended |
 //! | `redrive_insert_batch`, `redrive_scan_rows`, `redrive_claim_batch`, `redrive_settle_batch` | histograms: rows of a statement |
-//! | `redrive_depth`, `redrive_lag_seconds`, `redrive_oldest_due_seconds` | gauges by `method`, from one node of the cluster |
+//! | `redrive_depth`, `redrive_lag_seconds`, `redrive_oldest_due_seconds` | gauges by `method`, from one node of the cluster; 0, 0 and NaN from the others |
+//! | `redrive_dead_letters` | gauge by `reason`: letters that wait for a person, from one node of the cluster |
+//! | `redrive_tables_past_retention` | gauge: monthly tables that are kept because of tasks in them |
+//! | `redrive_view_age_seconds` | gauge: how old this node's view of the others is |
 //! | `redrive_unhandled` | gauge: tasks of methods that no live node handles |
 //! | `redrive_fenced` | counter: nodes that this one declared dead |
-//! | `redrive_notices_sent`, `redrive_notices_failed` | counters by `channel`: messages to people |
+//! | `redrive_notices_sent`, `redrive_notices_failed`, `redrive_reminders_sent` | counters by `channel`: messages to people |
 //!
 //! An attempt runs in the span `attempt` (level DEBUG: task, method, attempt, node), so what a handler logs says which task
 //! it was for. It is at that level because a span costs more than all else that a plain attempt does here.

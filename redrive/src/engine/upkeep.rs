@@ -3,13 +3,14 @@
 //! By a lock with a term, so that it is done once however many nodes there are. Should two do it at once nonetheless (one
 //! was slow), nothing is lost: every step looks by itself whether it is still to be done.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::pause;
+use crate::clock::{Timestamp, pause};
 use crate::error::Result;
-use crate::store::{KeyWalk, MethodDepth, Rotated};
+use crate::settle::DeadReason;
+use crate::store::{Count, KeyWalk, MethodDepth, Rotated};
 use crate::task::Lane;
 
 use super::Shared;
@@ -17,14 +18,14 @@ use super::Shared;
 const EVERY: Duration = Duration::from_secs(15);
 
 pub(super) async fn run(shared: Arc<Shared>) {
-    let mut walk = KeyWalk::default();
+    let (mut walk, mut gauges) = (KeyWalk::default(), Gauges::default());
     loop {
         tokio::select! {
             () = pause(EVERY) => {}
             () = shared.stopping.cancelled() => return,
         }
         if shared.me.may_work()
-            && let Err(e) = shared.keep_up(&mut walk).await
+            && let Err(e) = shared.keep_up(&mut walk, &mut gauges).await
         {
             tracing::warn!(error = %e, "upkeep failed; trying again");
         }
@@ -32,9 +33,10 @@ pub(super) async fn run(shared: Arc<Shared>) {
 }
 
 impl Shared {
-    async fn keep_up(&self, walk: &mut KeyWalk) -> Result<()> {
+    async fn keep_up(&self, walk: &mut KeyWalk, gauges: &mut Gauges) -> Result<()> {
         let (me, now) = (self.me.number().to_string(), self.clock.now());
         if self.store.lock("upkeep", &me, EVERY * 2, now).await?.is_none() {
+            gauges.clear(); // another node tells of them now
             return Ok(());
         }
         // Each by itself: a user who may not drop tables still has his keys swept and his tasks counted.
@@ -50,7 +52,10 @@ impl Shared {
         if let Err(e) = self.store.sweep_old(&retention, walk, now).await {
             tracing::warn!(error = %e, "what is past its time could not be removed; trying again");
         }
-        self.report(&self.store.depths().await?).await
+        gauges.report_dead(self.store.count_dead().await?.1);
+        let depths = self.store.depths().await?;
+        gauges.report(&depths, self.clock.now());
+        self.report_unhandled(&depths).await
     }
 
     fn say(&self, rotated: &Rotated) {
@@ -66,22 +71,13 @@ impl Shared {
         }
     }
 
-    /// How much waits in each lane and since when, and what nobody handles.
-    async fn report(&self, depths: &[MethodDepth]) -> Result<()> {
-        let now = self.clock.now();
+    /// What nobody handles.
+    async fn report_unhandled(&self, depths: &[MethodDepth]) -> Result<()> {
         let nodes = self.store.nodes().await?;
         let alive = nodes.iter().filter(|node| !node.dead).flat_map(|node| &node.registration.methods);
         let handled: HashSet<Lane> = alive.map(|method| Lane::of(method)).collect();
         let mut unhandled = 0;
         for lane in depths {
-            let lag = lane.oldest_due.map_or(0.0, |due| now.since(due).as_secs_f64());
-            let method = || lane.method.clone();
-            metrics::gauge!("redrive_depth", "method" => method()).set(lane.depth as f64);
-            metrics::gauge!("redrive_lag_seconds", "method" => method()).set(lag);
-            if let Some(due) = lane.oldest_due {
-                let seconds = due.as_millis() as f64 / 1000.0;
-                metrics::gauge!("redrive_oldest_due_seconds", "method" => method()).set(seconds);
-            }
             if !handled.contains(&Lane::of(&lane.method)) {
                 unhandled += lane.depth;
                 tracing::warn!(method = lane.method, tasks = lane.depth, "no node handles this method; its tasks wait");
@@ -89,5 +85,55 @@ impl Shared {
         }
         metrics::gauge!("redrive_unhandled").set(unhandled as f64);
         Ok(())
+    }
+}
+
+/// What this node has told of methods and dead letters. It tells only while it does the upkeep, and takes back what is not so any
+/// more: a gauge keeps its value until it is set again.
+#[derive(Debug, Default)]
+struct Gauges {
+    methods: HashSet<String>,
+    is_telling: bool,
+}
+
+impl Gauges {
+    /// How much waits of each method, and since when.
+    fn report(&mut self, depths: &[MethodDepth], now: Timestamp) {
+        self.is_telling = true;
+        let there: HashSet<&str> = depths.iter().map(|depth| &*depth.method).collect();
+        self.methods
+            .iter()
+            .filter(|method| !there.contains(&***method))
+            .for_each(|method| Self::tell(method, 0, None, now));
+        depths.iter().for_each(|depth| Self::tell(&depth.method, depth.depth, depth.oldest_due, now));
+        self.methods.extend(there.into_iter().map(str::to_owned));
+    }
+
+    fn tell(method: &str, depth: u64, oldest_due: Option<Timestamp>, now: Timestamp) {
+        let method = || method.to_owned();
+        let lag = oldest_due.map_or(0.0, |due| now.since(due).as_secs_f64());
+        let due = oldest_due.map_or(f64::NAN, |due| due.as_millis() as f64 / 1000.0); // there is none
+        metrics::gauge!("redrive_depth", "method" => method()).set(depth as f64);
+        metrics::gauge!("redrive_lag_seconds", "method" => method()).set(lag);
+        metrics::gauge!("redrive_oldest_due_seconds", "method" => method()).set(due);
+    }
+
+    /// How many letters wait for a person.
+    fn report_dead(&self, dead: Vec<(DeadReason, Count)>) {
+        let dead: HashMap<DeadReason, Count> = dead.into_iter().collect();
+        for reason in DeadReason::ALL {
+            let n = dead.get(&reason).map_or(0, |count| count.n);
+            metrics::gauge!("redrive_dead_letters", "reason" => reason.as_str()).set(n as f64);
+        }
+    }
+
+    /// Somebody else tells of them.
+    fn clear(&mut self) {
+        if std::mem::take(&mut self.is_telling) {
+            self.report(&[], Timestamp::from_millis(0));
+            self.report_dead(Vec::new());
+            metrics::gauge!("redrive_unhandled").set(0.0);
+            self.is_telling = false;
+        }
     }
 }

@@ -47,6 +47,8 @@ const METHODS: usize = 20;
 const METHODS_IN_SUBJECT: usize = 3;
 /// Newest errors that are shown of each method.
 const ERRORS: usize = 3;
+/// Events that are shown; the others are counted.
+const EVENTS: usize = 50;
 /// Bytes of a method's name that are shown.
 const NAME: usize = 80;
 
@@ -58,6 +60,53 @@ struct Group<'n> {
 
 /// One message for all of these notices and reminders.
 pub(super) fn digest(notices: &[Notice], reminders: &[Reminder]) -> Message {
+    let (events, notices): (Vec<Notice>, Vec<Notice>) = notices.iter().cloned().partition(Notice::is_event);
+    let mut message = of_tasks(&notices, reminders);
+    if !events.is_empty() {
+        let is_all = notices.is_empty() && reminders.is_empty();
+        message = if is_all { of_events(&events) } else { and_events(message, &events) };
+    }
+    message
+}
+
+/// What happened, and nothing else.
+fn of_events(events: &[Notice]) -> Message {
+    let first = events.first().map(|event| one_line(&event.error.message, 120)).unwrap_or_default();
+    let more = if events.len() > 1 { format!(" (and {} more)", events.len() - 1) } else { String::new() };
+    Message {
+        subject: format!("[redrive] {first}{more}"),
+        text: events_text(events),
+        details: serde_json::json!({ "events": events.iter().take(EVENTS).map(event_details).collect::<Vec<_>>() }),
+    }
+}
+
+/// The same after a message about tasks.
+fn and_events(message: Message, events: &[Notice]) -> Message {
+    let Message { subject, text, mut details } = of_events(events);
+    if let (Some(all), Some(ours)) = (details.as_object_mut(), message.details.as_object()) {
+        all.extend(ours.clone());
+    }
+    let also = subject.trim_start_matches("[redrive] ");
+    Message { subject: format!("{}; {also}", message.subject), text: format!("{text}\n{}", message.text), details }
+}
+
+fn events_text(events: &[Notice]) -> String {
+    let mut out = String::new();
+    for event in events.iter().take(EVENTS) {
+        _ = writeln!(out, "{} {}: {}", event.error.at, event.error.kind.as_str(), one_line(&event.error.message, 500));
+    }
+    if events.len() > EVENTS {
+        _ = writeln!(out, "and {} more", events.len() - EVENTS);
+    }
+    out
+}
+
+fn event_details(event: &Notice) -> serde_json::Value {
+    let error = &event.error;
+    serde_json::json!({ "event": error.kind.as_str(), "of": event.method, "at": error.at, "said": error.message })
+}
+
+fn of_tasks(notices: &[Notice], reminders: &[Reminder]) -> Message {
     let (groups, waiting) = (groups(notices), by_method(reminders));
     let mut message = Message {
         subject: subject(notices.len(), &groups),

@@ -174,7 +174,10 @@ pub(super) fn environment() -> Result<Vec<(String, String)>> {
 }
 
 fn is_ours(name: &str) -> bool {
-    name.strip_prefix(PREFIX).is_some_and(|rest| rest != "LOG" && !rest.starts_with("TEST_"))
+    // Those of the command line, of tests, and what Kubernetes sets beside a service of that name.
+    let others = ["LOG", "TOKEN", "SERVER_URL"];
+    let begins = ["TEST_", "SERVICE_", "PORT"];
+    name.strip_prefix(PREFIX).is_some_and(|rest| !others.contains(&rest) && !begins.iter().any(|b| rest.starts_with(b)))
 }
 
 /// Whether what is at this path has settings of its own below it. What is below a field belongs to its value.

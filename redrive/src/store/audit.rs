@@ -20,7 +20,7 @@ use super::Store;
 use super::db::{Connection, Dialect, Row, query};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
-use super::search::Conditions;
+use super::search::{Conditions, no_nul};
 use super::task::created;
 
 /// Bytes of `before` and of `after`.
@@ -228,6 +228,7 @@ impl Store {
 
     /// What people did, newest first, one page at a time.
     pub async fn audits(&self, filter: &AuditFilter, limit: u32) -> Result<Vec<Audited>> {
+        [&filter.who, &filter.action, &filter.target].into_iter().try_for_each(|text| no_nul(text.as_deref()))?;
         let conditions = filter.conditions(self.tables().ids());
         let columns = "id, at, who, action, target, outcome, before_json, after_json, note";
         let read = conditions.query(&format!("SELECT {columns} FROM redrive_audit"), "ORDER BY id DESC LIMIT ?");

@@ -164,7 +164,8 @@ impl Store {
         Ok(Count { n: running, exactness: Exactness::Estimate })
     }
 
-    async fn count_dead(&self) -> Result<(Count, Vec<(DeadReason, Count)>)> {
+    /// All dead letters, and those of each reason that there are.
+    pub(crate) async fn count_dead(&self) -> Result<(Count, Vec<(DeadReason, Count)>)> {
         retrying!(self.pools(), Use::Read, Scope::Statement, "counting dead letters", |c, _| {
             let mut by_reason = Vec::new();
             for reason in DeadReason::ALL {

@@ -92,6 +92,33 @@ const COLUMNS: [&str; 10] = [
     "error_msg",
 ];
 
+impl Notice {
+    /// Whether it is of something that happened, not of a task: a node died, a target is down.
+    pub fn is_event(&self) -> bool {
+        self.attempts == 0 // a task's has at least one
+    }
+}
+
+impl Store {
+    /// People are to be told of something that happened: `node.fenced`, to whom, in a sentence. In the next message, to all channels, once.
+    #[cfg(feature = "notify")]
+    pub(crate) async fn note_event(&self, kind: &str, who: &str, said: &str, now: Timestamp) -> Result<()> {
+        let id = self.new_id(None, now);
+        let (kind, who, said) = (storable(kind, 100), storable(who, 500), storable(said, LONGEST_EVENT));
+        retrying!(self.pools(), Use::Write, Scope::Statement, "noting what people are to be told of", |c, _| {
+            let (insert, once) = insert_once(c.dialect());
+            let columns = "task_id, created_at, failed_at, attempts, method_name, error_kind, error_msg";
+            let sql = format!("{insert} INTO redrive_notice ({columns}) VALUES (?, ?, ?, 0, ?, ?, ?) {once}");
+            let event = query(sql).bind(id).bind(now).bind(now).bind(&*who).bind(&*kind).bind(&*said);
+            c.execute(event).await.map(|_| ())
+        })
+    }
+}
+
+/// Bytes of what is said of an event.
+#[cfg(feature = "notify")]
+const LONGEST_EVENT: usize = 1_000;
+
 /// A task as it is after its failed attempt, and why it was given up, if it was.
 pub(super) type Told<'t> = (&'t Task, Option<DeadReason>);
 

@@ -198,10 +198,20 @@ impl TaskFilter {
     }
 
     fn check(&self) -> Result<()> {
+        let texts = [&self.method, &self.key, &self.business_type, &self.business_id, &self.error_kind];
+        texts.into_iter().chain([&self.error_contains]).try_for_each(|text| no_nul(text.as_deref()))?;
         match self.ids.as_ref().map_or(0, Vec::len) {
             n if n > MOST_IDS => Err(Error::invalid("ids", format!("must be at most {MOST_IDS}, are {n}"))),
             _ => Ok(()),
         }
+    }
+}
+
+/// A text that no row can have is a mistake of whoever asks; PostgreSQL would say so in words of its own.
+pub(super) fn no_nul(text: Option<&str>) -> Result<()> {
+    match text.is_some_and(|text| text.contains('\0')) {
+        true => Err(Error::invalid("filter", "must not contain NUL bytes")),
+        false => Ok(()),
     }
 }
 
@@ -398,6 +408,7 @@ impl Store {
         read: fn(&Row) -> sqlx::Result<T>,
     ) -> Result<Found<T>> {
         filter.task.check()?;
+        no_nul(filter.owner.as_deref())?;
         let wanted = filter.wanted(self.dialect(), self.tables().ids());
         let page = retrying!(self.pools(), Use::Read, Scope::Statement, "looking for dead letters", |c, _| look(
             c,

@@ -69,6 +69,7 @@ impl Store {
     pub async fn set_field(&self, path: &str, value: Option<&Json>, by: &str, now: Timestamp) -> Result<()> {
         check_by(by)?;
         let (name, text) = (format!("{PREFIX}{path}"), value.map(ToString::to_string));
+        super::search::no_nul(Some(path))?;
         if path.len() > LONGEST_PATH || text.as_ref().is_some_and(|text| text.len() > LONGEST_VALUE) {
             return Err(Error::invalid(path, "is too long"));
         }

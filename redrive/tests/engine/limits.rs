@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use redrive::store::AuditFilter;
 use redrive::{Context, Engine, EngineConfig, MethodOptions, NewTask, Status, Verdict};
 use tokio::sync::{Semaphore, mpsc};
 
@@ -15,6 +16,7 @@ layouts!(
     a_method_starts_no_faster_than_its_rate,
     a_paused_method_waits_and_goes_on_when_resumed,
     a_pause_is_noted_with_who_did_it,
+    what_is_set_holds_on_all_nodes_until_it_is_taken_back,
     limits_that_let_nothing_run_are_refused,
 );
 
@@ -158,6 +160,36 @@ async fn a_pause_is_noted_with_who_did_it(db: Db) {
     let depths = db.store.depths().await.unwrap();
     assert_eq!((depths.len(), &*depths[0].method, depths[0].depth), (1, "m", 5));
     assert_eq!(depths[0].oldest_due, Some(now));
+}
+
+async fn what_is_set_holds_on_all_nodes_until_it_is_taken_back(db: Db) {
+    let attempts = |engine: &Engine| engine.defaults().policy.max_attempts;
+    let ok = async |_: Context, _: u64| Ok(());
+    let one = started(&db, MethodOptions::default(), ok).await;
+    let other = started(&db, MethodOptions::default(), ok).await;
+    one.set("defaults.max_attempts", Some(5.into()), "ada").await.unwrap();
+    assert_eq!(attempts(&one), Some(5));
+    while attempts(&other) != Some(5) {
+        tokio::task::yield_now().await;
+    }
+    let late = started(&db, MethodOptions::default(), ok).await;
+    assert_eq!(attempts(&late), Some(5), "also on one that starts afterwards");
+    for (path, value) in [("defaults.max_attempts", 0.into()), ("engine.lease", "1m".into())] {
+        one.set(path, Some(value), "ada").await.unwrap_err();
+    }
+    let set = db.store.set_fields().await.unwrap();
+    assert_eq!((set.len(), &*set[0].path, set[0].by.as_deref()), (1, "defaults.max_attempts", Some("ada")));
+    other.set("defaults.max_attempts", None, "bob").await.unwrap();
+    while attempts(&one) != Some(16) {
+        tokio::task::yield_now().await;
+    }
+    let audit =
+        db.store.audits(&AuditFilter { action: Some("settings.".into()), ..AuditFilter::default() }, 10).await.unwrap();
+    let said: Vec<_> = audit.iter().map(|a| (&*a.entry.who, a.entry.before.clone(), a.entry.after.clone())).collect();
+    assert_eq!(said, [("bob", Some(5.into()), None), ("ada", None, Some(5.into()))]);
+    for engine in [one, other, late] {
+        engine.stop().await;
+    }
 }
 
 async fn limits_that_let_nothing_run_are_refused(db: Db) {

@@ -2,12 +2,17 @@
 
 use std::time::Duration;
 
+use redrive::store::Registration;
 use redrive::{Context, Engine, EngineConfig, Notify, Policy, Verdict};
 
 use crate::harness::{Db, new, stores};
-use crate::sink::{Sink, header};
+use crate::sink::{Sink, header, text};
 
-stores!(an_engine_tells_people, an_engine_without_channels_leaves_notices_to_others);
+stores!(
+    an_engine_tells_people,
+    an_engine_without_channels_leaves_notices_to_others,
+    people_are_told_once_that_a_node_died
+);
 
 fn builder(db: &Db) -> redrive::Builder {
     let mut config = EngineConfig::default();
@@ -44,4 +49,24 @@ async fn an_engine_without_channels_leaves_notices_to_others(db: Db) {
     sink.next_mail().await;
     engine.stop().await;
     assert_eq!(db.count("redrive_notice").await, 0);
+}
+
+async fn people_are_told_once_that_a_node_died(db: Db) {
+    let mut sink = Sink::start().await;
+    let now = db.store.now().await.unwrap();
+    let silent = Registration { name: "till-3".into(), ..Registration::default() };
+    let number = db.store.register(&silent, now).await.unwrap();
+    let mut config = EngineConfig::default();
+    (config.beat_interval, config.lease, config.margin) =
+        (Duration::from_millis(100), Duration::from_millis(600), Duration::from_millis(100));
+    let engine =
+        Engine::builder(db.another().await).config(config.clone()).notify(sink.config()).start().await.unwrap();
+    let other = Engine::builder(db.another().await).config(config).notify(sink.config()).start().await.unwrap();
+    let mail = sink.next_mail().await;
+    let subject = header(&mail, "Subject").unwrap();
+    assert!(subject.starts_with(&format!("[redrive] node {number} (till-3) was declared dead")), "{subject}");
+    assert!(text(&mail).contains("node.fenced"));
+    engine.stop().await;
+    other.stop().await;
+    assert_eq!((sink.mails().len(), db.count("redrive_notice").await), (1, 0));
 }
