@@ -172,7 +172,7 @@ struct NodeShown {
 
 /// List nodes
 ///
-/// Those that have stopped or died are there for a day.
+/// Those that have stopped or died are there for a week.
 #[utoipa::path(get, path = "/nodes", tag = "cluster", responses((status = 200, body = Nodes)))]
 async fn nodes(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<Nodes>> {
     let nodes = app.store.nodes().await?;

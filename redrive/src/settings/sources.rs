@@ -33,7 +33,7 @@ pub(super) const TOP: &[&str] = &[
 const HTTP: &[&str] = &["allow", "max_redirects"];
 const SERVER: &[&str] = &["listen", "request_timeout", "max_body", "log"];
 const REGISTRY: &[&str] = &["kind", "keep_view_for"];
-const RETENTION: &[&str] = &["live_window", "keep_months", "keep_archive", "keep_dead"];
+const RETENTION: &[&str] = &["live_window", "keep_months", "keep_archive", "keep_dead", "keep_audit"];
 const NACOS: &[&str] = &["servers", "namespace", "group", "service", "ip", "username", "password"];
 pub(super) const OF_METHOD: &[&str] = &["persist", "concurrency", "per_business", "rate"];
 

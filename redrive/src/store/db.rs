@@ -472,7 +472,7 @@ fn database_fault(d: &dyn sqlx::error::DatabaseError) -> Fault {
             "40001" | "40P01" => Fault::Conflict,
             "55P03" => Fault::Busy,
             "57P01" | "57P02" | "57P05" => Fault::Disconnected,
-            "57P03" | "25006" | "53300" => Fault::Unavailable,
+            "57P03" | "25006" | "53300" | "53100" | "53200" => Fault::Unavailable, // 531, 532: no room left
             "23505" => Fault::Unique,
             "42P01" => Fault::NoTable,
             code if code.starts_with("08") => Fault::Disconnected,
@@ -484,7 +484,7 @@ fn database_fault(d: &dyn sqlx::error::DatabaseError) -> Fault {
         return match e.number() {
             1213 | 1020 => Fault::Conflict,
             1205 => Fault::Busy,
-            1047 | 1290 | 1836 | 1040 | 1053 => Fault::Unavailable,
+            1047 | 1290 | 1836 | 1040 | 1053 | 1021 | 1114 => Fault::Unavailable, // 1021, 1114: no room left
             2006 | 2013 | 1927 | 4031 => Fault::Disconnected,
             1062 => Fault::Unique,
             1146 => Fault::NoTable,
@@ -493,7 +493,8 @@ fn database_fault(d: &dyn sqlx::error::DatabaseError) -> Fault {
     }
     let code = d.code().and_then(|c| c.parse::<i32>().ok()).unwrap_or_default();
     match code & 0xff {
-        5 | 6 => Fault::Busy, // BUSY, LOCKED
+        5 | 6 => Fault::Busy,     // BUSY, LOCKED
+        13 => Fault::Unavailable, // FULL: no room left
         19 if d.is_unique_violation() => Fault::Unique,
         1 if d.message().starts_with("no such table") => Fault::NoTable,
         _ => Fault::Other,

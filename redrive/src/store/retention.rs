@@ -36,12 +36,15 @@ pub struct Retention {
     pub keep_archive: Keep,
     /// How long dead letters wait for a person; then they are discarded. Default: for ever.
     pub keep_dead: Keep,
+    /// How long the audit keeps what people did and what they were refused. Default: for ever.
+    pub keep_audit: Keep,
 }
 
 impl Default for Retention {
     fn default() -> Self {
         let days = |n: u64| Duration::from_secs(n * 24 * 3600);
-        Self { live_window: days(30), keep_months: 3, keep_archive: Keep::For(days(90)), keep_dead: Keep::Forever }
+        let (live_window, keep_archive) = (days(30), Keep::For(days(90)));
+        Self { live_window, keep_months: 3, keep_archive, keep_dead: Keep::Forever, keep_audit: Keep::Forever }
     }
 }
 
@@ -51,7 +54,9 @@ impl Retention {
         let mut problems = Problems::default();
         duration::check(self.live_window, "live_window", &mut problems);
         problems.require((1..=1200).contains(&self.keep_months), "keep_months", || "must be from 1 to 1200".into());
-        for (field, keep) in [("keep_archive", self.keep_archive), ("keep_dead", self.keep_dead)] {
+        let keeps =
+            [("keep_archive", self.keep_archive), ("keep_dead", self.keep_dead), ("keep_audit", self.keep_audit)];
+        for (field, keep) in keeps {
             if let Keep::For(time) = keep {
                 duration::check(time, field, &mut problems);
             }
@@ -109,6 +114,8 @@ pub struct Swept {
     pub dead: u64,
     /// Keys that had outlived their tasks, and their time.
     pub keys: u64,
+    /// Records of the audit.
+    pub audited: u64,
     /// Nodes that have been dead for a week.
     pub nodes: u64,
 }
@@ -122,7 +129,10 @@ impl Store {
     pub async fn sweep_old(&self, retention: &Retention, walk: &mut KeyWalk, now: Timestamp) -> Result<Swept> {
         let mut swept = Swept { keys: self.expire_keys(walk, now).await?, ..Swept::default() };
         if let Some(before) = retention.keep_archive.before(now) {
-            swept.archived = self.delete_archived(before).await?;
+            swept.archived = self.delete_older("retry_archive", "ended_at", before).await?;
+        }
+        if let Some(before) = retention.keep_audit.before(now) {
+            swept.audited = self.delete_older("redrive_audit", "at", before).await?;
         }
         if let Some(before) = retention.keep_dead.before(now) {
             let old = self.old_letters(before).await?;
@@ -133,17 +143,16 @@ impl Store {
         Ok(swept)
     }
 
-    /// From the single table of the archive; monthly ones are dropped whole.
-    async fn delete_archived(&self, before: Timestamp) -> Result<u64> {
+    /// Of the archive: from its single table; monthly ones are dropped whole.
+    async fn delete_older(&self, table: &str, time: &str, before: Timestamp) -> Result<u64> {
         let sql = match self.dialect() {
-            Dialect::MySql => "DELETE FROM retry_archive WHERE ended_at < ? ORDER BY ended_at LIMIT ?",
-            _ => {
-                "DELETE FROM retry_archive WHERE id IN \
-                 (SELECT id FROM retry_archive WHERE ended_at < ? ORDER BY ended_at LIMIT ?)"
-            }
+            Dialect::MySql => format!("DELETE FROM {table} WHERE {time} < ? ORDER BY {time} LIMIT ?"),
+            _ => format!(
+                "DELETE FROM {table} WHERE id IN (SELECT id FROM {table} WHERE {time} < ? ORDER BY {time} LIMIT ?)"
+            ),
         };
-        retrying!(self.pools(), Use::Write, Scope::Statement, "sweeping the archive", |c, _| {
-            c.execute(query(sql).bind(before).bind(ROUND)).await
+        retrying!(self.pools(), Use::Write, Scope::Statement, &format!("sweeping {table}"), |c, _| {
+            c.execute(query(sql.clone()).bind(before).bind(ROUND)).await
         })
     }
 

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redrive::store::{AuditEntry, AuditFilter, AuditOutcome, Audited, Cancelled, Fault, Faults, Redriven, Role};
+use redrive::store::{
+    AuditEntry, AuditFilter, AuditOutcome, Audited, Cancelled, Fault, Faults, Keep, KeyWalk, Redriven, Retention, Role,
+};
 use redrive::{Policy, Store, TaskId};
 use serde_json::json;
 
@@ -19,7 +21,22 @@ layouts!(
     a_record_is_small_whatever_is_in_it,
     pauses_are_recorded,
     a_lost_answer_makes_no_second_record,
+    records_go_when_their_time_is_over,
 );
+
+async fn records_go_when_their_time_is_over(db: Db) {
+    for (who, at) in [("ada", NOW), ("bob", later(3600))] {
+        db.store.audit(&AuditEntry::new(who, "task.cancel", "7"), at).await.unwrap();
+    }
+    let mut retention = Retention::default();
+    let swept = async |retention: &Retention| {
+        db.store.sweep_old(retention, &mut KeyWalk::default(), later(2 * 3600)).await.unwrap().audited
+    };
+    assert_eq!(swept(&retention).await, 0, "they are kept for ever unless the settings say otherwise");
+    retention.keep_audit = Keep::For(Duration::from_secs(90 * 60));
+    assert_eq!(swept(&retention).await, 1);
+    assert_eq!(audit(&db).await.iter().map(|a| &*a.entry.who).collect::<Vec<_>>(), ["bob"]);
+}
 
 async fn audit(db: &Db) -> Vec<Audited> {
     db.store.audits(&AuditFilter::default(), 100).await.unwrap()
