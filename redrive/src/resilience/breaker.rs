@@ -233,19 +233,19 @@ impl CircuitBreaker {
     /// Rejects every call until [`reset`](Self::reset).
     pub fn force_open(&self) {
         let now = self.0.clock.now();
-        self.0.decide(|machine, _| machine.force_open(now));
+        self.0.decide(|machine, random| machine.force_open(now, random));
     }
 
     /// Lets every call through, whatever becomes of it, until [`reset`](Self::reset).
     pub fn force_closed(&self) {
         let now = self.0.clock.now();
-        self.0.decide(|machine, _| machine.force_closed(now));
+        self.0.decide(|machine, random| machine.force_closed(now, random));
     }
 
     /// As if it were new: closed, nothing counted, nothing forced.
     pub fn reset(&self) {
         let now = self.0.clock.now();
-        self.0.decide(|machine, _| machine.reset(now));
+        self.0.decide(|machine, random| machine.reset(now, random));
     }
 
     #[inline]

@@ -16,12 +16,12 @@ use std::task::{Context, Poll, ready};
 
 use futures_util::future::{BoxFuture, poll_fn};
 use pin_project_lite::pin_project;
-use tower::{Layer, Service};
+use tower::{BoxError, Layer, Service};
 
 use super::breaker::{CircuitBreaker, health_of};
 use super::last_good::{LastGood, MaybeRejected, Served};
 use super::machine::Health;
-use super::permit::{BreakerError, OwnedPermit, Rejected};
+use super::permit::{OwnedPermit, Rejected};
 use super::retry::Retry;
 use crate::classify::{Failure, Kind};
 use crate::clock::pause;
@@ -98,7 +98,8 @@ impl<S, J: Clone> Layer<S> for BreakerLayer<J> {
     }
 }
 
-/// A service behind a [`CircuitBreaker`].
+/// A service behind a [`CircuitBreaker`]. Its errors are boxed, as those of tower's own layers: the service's own as they are, or
+/// a [`Rejected`], which [`rejection`](super::rejection) finds.
 #[derive(Clone, Debug)]
 pub struct BreakerService<S, J = ByResult> {
     inner: S,
@@ -108,15 +109,15 @@ pub struct BreakerService<S, J = ByResult> {
 
 impl<S, J, R> Service<R> for BreakerService<S, J>
 where
-    S: Service<R> + Clone,
+    S: Service<R, Error: Into<BoxError>> + Clone,
     J: JudgeHealth<S::Response, S::Error> + Clone,
 {
     type Response = S::Response;
-    type Error = BreakerError<S::Error>;
+    type Error = BoxError;
     type Future = BreakerFuture<S::Future, J>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.inner.poll_ready(cx).map_err(BreakerError::Failed)
+        self.inner.poll_ready(cx).map_err(Into::into)
     }
 
     fn call(&mut self, request: R) -> Self::Future {
@@ -148,8 +149,9 @@ impl<F, J, T, E> Future for BreakerFuture<F, J>
 where
     F: Future<Output = Result<T, E>>,
     J: JudgeHealth<T, E>,
+    E: Into<BoxError>,
 {
-    type Output = Result<T, BreakerError<E>>;
+    type Output = Result<T, BoxError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project() {
@@ -162,7 +164,7 @@ where
                 if let Some(permit) = permit.take() {
                     permit.ended(judge.health(&ended));
                 }
-                Poll::Ready(ended.map_err(BreakerError::Failed))
+                Poll::Ready(ended.map_err(Into::into))
             }
         }
     }

@@ -217,17 +217,20 @@ impl Machine {
     }
 
     /// Open until it is released.
-    pub(crate) fn force_open(&mut self, now: Timestamp) {
+    pub(crate) fn force_open(&mut self, now: Timestamp, random: f64) {
+        self.advance(now, random);
         self.enter(Phase::ForcedOpen, Reason::ByHand, now);
     }
 
     /// Closed until it is released.
-    pub(crate) fn force_closed(&mut self, now: Timestamp) {
+    pub(crate) fn force_closed(&mut self, now: Timestamp, random: f64) {
+        self.advance(now, random);
         self.enter(Phase::ForcedClosed, Reason::ByHand, now);
     }
 
     /// As if it were new: closed, and the next wait is the first one.
-    pub(crate) fn reset(&mut self, now: Timestamp) {
+    pub(crate) fn reset(&mut self, now: Timestamp, random: f64) {
+        self.advance(now, random);
         self.opens = 0;
         self.enter(Phase::Closed, Reason::ByHand, now);
     }

@@ -296,7 +296,10 @@ impl Recent {
         if let Some(cell) = at(n) {
             cell.store(now.as_millis(), SeqCst);
         }
-        at(n + 1).is_some_and(|oldest| self.is_within(oldest.load(SeqCst), now))
+        // From the oldest on, so that mostly the first one decides. Another thread may just have written over that: then
+        // the next ones do.
+        let mut moments = (1..=self.moments.len() as u64).filter_map(|k| at(n + k));
+        moments.all(|moment| self.is_within(moment.load(SeqCst), now))
     }
 
     pub(crate) fn count(&self, now: Timestamp) -> u64 {
