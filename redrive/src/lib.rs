@@ -45,6 +45,7 @@ mod new_task;
 pub mod notify;
 mod policy;
 pub mod registry;
+pub mod resilience;
 mod retryable;
 mod secret;
 #[cfg(feature = "seeded-bugs")]

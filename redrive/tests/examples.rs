@@ -48,3 +48,20 @@ fn testing() {
 fn axum_app() {
     assert!(run("axum_app", &["--once"]).contains("202 Accepted\nHTTP/1.1 200 OK"));
 }
+
+#[test]
+#[cfg(feature = "tower")]
+fn axum_client() {
+    let said = run("axum_client", &["--once"]);
+    let expected = [
+        "1.0842 EUR, fresh",
+        "the exchange is down",
+        "1.0842 EUR, stale for",
+        "the exchange is up",
+        "1.0842 EUR, fresh",
+    ];
+    let mut lines = said.lines();
+    for part in expected {
+        assert!(lines.any(|line| line.contains(part)), "{part:?} is missing, or in the wrong place: {said}");
+    }
+}

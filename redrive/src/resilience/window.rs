@@ -1,0 +1,317 @@
+//! Counting calls, and the bad ones among them, over a window. No clock: `now` is an argument. Many threads may count at once.
+//!
+//! *State.* A [`TimeWindow`] has a ring of buckets, each a word of a tag (which stretch of time it counts) and a count. Calls are
+//! counted in stripes, one for each thread as far as there are enough, so that threads do not wait for each other's cache
+//! lines; bad calls are few and have one ring for all. A [`CountWindow`] has a ring of the last calls, one byte each.
+//!
+//! *Invariants.* What one thread counts is exact. A bucket whose tag is too old counts nothing. With several threads, whoever
+//! counts last sees what all have counted, so a window that is over its limit is seen to be.
+//!
+//! *Why it is cheap.* A success can only matter while there is a bad call in the window; `quiet_from` says from when on there is
+//! none. And more calls only make the share of bad ones smaller: if that is low enough by the calls of the own stripe alone,
+//! the other stripes need not be read.
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use crate::clock::{Timestamp, millis};
+
+/// How many bad calls, of how many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub bad: u64,
+    pub total: u64,
+}
+
+/// From which share on, and of how many calls at least, a window is over its limit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    pub share: f64,
+    pub min_calls: u64,
+}
+
+impl Limit {
+    fn is_reached(&self, counts: Counts) -> bool {
+        counts.total >= self.min_calls && self.is_share_reached(counts)
+    }
+
+    /// By division, so that 7 of 10 are 0.7.
+    fn is_share_reached(&self, counts: Counts) -> bool {
+        counts.bad as f64 / counts.total as f64 >= self.share
+    }
+}
+
+/// One thread's counts, in cache lines of their own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Line([AtomicU64; Line::CELLS]);
+
+impl Line {
+    const CELLS: usize = 16;
+}
+
+/// The calls of the last so many stretches of time.
+#[derive(Debug)]
+pub(crate) struct TimeWindow {
+    origin: Timestamp,
+    width: u64,
+    buckets: usize,
+    /// Lines of a stripe.
+    lines: usize,
+    totals: Box<[Line]>,
+    bad: Box<[AtomicU64]>,
+    /// From this moment on no bad call is in the window.
+    quiet_from: AtomicI64,
+}
+
+impl TimeWindow {
+    pub(crate) fn new(length: Duration, buckets: u32, origin: Timestamp) -> Self {
+        let buckets = usize::try_from(buckets).unwrap_or(usize::MAX).max(1);
+        let width = u64::try_from(millis(length)).unwrap_or(0) / buckets as u64;
+        let lines = buckets.div_ceil(Line::CELLS);
+        Self {
+            origin,
+            width: width.max(1),
+            buckets,
+            lines,
+            totals: (0..stripes() * lines).map(|_| Line::default()).collect(),
+            bad: (0..buckets).map(|_| AtomicU64::new(0)).collect(),
+            quiet_from: AtomicI64::new(i64::MIN),
+        }
+    }
+
+    /// Counts a call, and says whether the window is over its limit then.
+    pub(crate) fn record(&self, now: Timestamp, bad: bool, limit: &Limit) -> bool {
+        let place = self.place(now);
+        self.add_call(place);
+        if bad {
+            self.add_bad(place, now);
+        }
+        now.as_millis() < self.quiet_from.load(SeqCst) && self.is_over(place, limit)
+    }
+
+    /// Counts a call that is not bad.
+    pub(crate) fn count_call(&self, now: Timestamp) {
+        self.add_call(self.place(now));
+    }
+
+    /// Counts something bad that is no further call.
+    pub(crate) fn count_bad(&self, now: Timestamp) {
+        self.add_bad(self.place(now), now);
+    }
+
+    /// What is in the window.
+    pub(crate) fn counts(&self, now: Timestamp) -> Counts {
+        let place = self.place(now);
+        let total = (0..stripes()).map(|stripe| self.calls_of(stripe, place)).sum();
+        Counts { bad: self.sum(&self.bad, place), total }
+    }
+
+    pub(crate) fn clear(&self) {
+        self.totals.iter().flat_map(|line| &line.0).chain(&self.bad).for_each(|cell| cell.store(0, SeqCst));
+        self.quiet_from.store(i64::MIN, SeqCst);
+    }
+
+    #[inline]
+    fn add_call(&self, place: Place) {
+        let line = self.totals.get(stripe() * self.lines + place.slot / Line::CELLS);
+        line.and_then(|line| line.0.get(place.slot % Line::CELLS)).into_iter().for_each(|cell| bump(cell, place.tag));
+    }
+
+    fn add_bad(&self, place: Place, now: Timestamp) {
+        self.bad.get(place.slot).into_iter().for_each(|cell| bump(cell, place.tag));
+        let length = self.width.saturating_mul(self.buckets as u64);
+        self.quiet_from.fetch_max((now + Duration::from_millis(length)).as_millis(), SeqCst);
+    }
+
+    #[cold]
+    fn is_over(&self, place: Place, limit: &Limit) -> bool {
+        let bad = self.sum(&self.bad, place);
+        let seen = self.calls_of(stripe(), place).max(limit.min_calls);
+        limit.is_share_reached(Counts { bad, total: seen }) && {
+            let total = (0..stripes()).map(|stripe| self.calls_of(stripe, place)).sum();
+            limit.is_reached(Counts { bad, total })
+        }
+    }
+
+    fn calls_of(&self, stripe: usize, place: Place) -> u64 {
+        let lines = self.totals.iter().skip(stripe * self.lines).take(self.lines);
+        lines.map(|line| self.sum(&line.0, place)).sum()
+    }
+
+    fn sum(&self, cells: &[AtomicU64], place: Place) -> u64 {
+        cells.iter().map(|cell| Bucket::of(cell.load(SeqCst)).counted(place.tag, self.buckets)).sum()
+    }
+
+    #[inline]
+    fn place(&self, now: Timestamp) -> Place {
+        let since = now.as_millis().saturating_sub(self.origin.as_millis());
+        let stretch = u64::try_from(since).unwrap_or(0) / self.width;
+        // Tags begin at 1, as 0 is that of a bucket that never counted. They wrap after at least 49 days; a bucket would have
+        // to be left alone for just that long to be taken for a new one.
+        Place { slot: (stretch % self.buckets as u64) as usize, tag: (stretch + 1) as u32 }
+    }
+}
+
+/// Where a moment is counted.
+#[derive(Clone, Copy)]
+struct Place {
+    slot: usize,
+    tag: u32,
+}
+
+/// A bucket's word, read.
+#[derive(Clone, Copy)]
+struct Bucket {
+    tag: u32,
+    count: u32,
+}
+
+impl Bucket {
+    /// A bucket does not count on beyond this, so that its count never runs over into its tag.
+    const FULL: u32 = u32::MAX / 2;
+
+    fn of(word: u64) -> Self {
+        Self { tag: (word >> 32) as u32, count: word as u32 }
+    }
+
+    fn first(tag: u32) -> u64 {
+        u64::from(tag) << 32 | 1
+    }
+
+    /// Its count, if it is one of the last `buckets` at the time of `tag`.
+    fn counted(self, tag: u32, buckets: usize) -> u64 {
+        if (tag.wrapping_sub(self.tag) as usize) < buckets { u64::from(self.count) } else { 0 }
+    }
+
+    /// Whether it counts the time of `tag`, or already a later one: a thread that was held up counts there.
+    fn is_at(self, tag: u32) -> bool {
+        self.tag.wrapping_sub(tag) < u32::MAX / 2
+    }
+}
+
+#[inline]
+fn bump(cell: &AtomicU64, tag: u32) {
+    let mut word = cell.load(SeqCst);
+    loop {
+        let bucket = Bucket::of(word);
+        if bucket.is_at(tag) {
+            if bucket.count < Bucket::FULL {
+                cell.fetch_add(1, SeqCst);
+            }
+            return;
+        }
+        match cell.compare_exchange_weak(word, Bucket::first(tag), SeqCst, SeqCst) {
+            Ok(_) => return,
+            Err(other) => word = other,
+        }
+    }
+}
+
+/// How many stripes there are: as many as threads can run at once, within reason.
+fn stripes() -> usize {
+    static STRIPES: OnceLock<usize> = OnceLock::new();
+    *STRIPES.get_or_init(|| std::thread::available_parallelism().map_or(4, Into::into).next_power_of_two().min(64))
+}
+
+/// That of this thread.
+#[inline]
+fn stripe() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static MINE: Cell<usize> = const { Cell::new(usize::MAX) });
+    // While a thread ends it has no locals any more; then any stripe will do.
+    MINE.try_with(|mine| {
+        if mine.get() == usize::MAX {
+            mine.set(NEXT.fetch_add(1, SeqCst) % stripes());
+        }
+        mine.get()
+    })
+    .unwrap_or(0)
+}
+
+/// The last so many calls.
+#[derive(Debug)]
+pub(crate) struct CountWindow {
+    ring: Box<[AtomicU8]>,
+    recorded: AtomicU64,
+    bad: AtomicI64,
+}
+
+impl CountWindow {
+    pub(crate) fn new(size: u32) -> Self {
+        let ring = (0..size.max(1)).map(|_| AtomicU8::new(0)).collect();
+        Self { ring, recorded: AtomicU64::new(0), bad: AtomicI64::new(0) }
+    }
+
+    /// Counts a call, and says whether the window is over its limit then.
+    pub(crate) fn record(&self, bad: bool, limit: &Limit) -> bool {
+        let size = self.ring.len() as u64;
+        // One more good call changes nothing in a ring that is full of them.
+        if !bad && self.bad.load(SeqCst) == 0 && self.recorded.load(SeqCst) >= size {
+            return false;
+        }
+        let slot = (self.recorded.fetch_add(1, SeqCst) % size) as usize;
+        let before = self.ring.get(slot).map_or(0, |cell| cell.swap(u8::from(bad), SeqCst));
+        let change = i64::from(bad) - i64::from(before);
+        if change != 0 {
+            self.bad.fetch_add(change, SeqCst);
+        }
+        limit.is_reached(self.counts())
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let total = self.recorded.load(SeqCst).min(self.ring.len() as u64);
+        Counts { bad: u64::try_from(self.bad.load(SeqCst)).unwrap_or(0).min(total), total }
+    }
+
+    pub(crate) fn clear(&self) {
+        self.ring.iter().for_each(|cell| cell.store(0, SeqCst));
+        self.bad.store(0, SeqCst);
+        self.recorded.store(0, SeqCst);
+    }
+}
+
+/// The moments of the last so many failures.
+#[derive(Debug)]
+pub(crate) struct Recent {
+    within: i64,
+    moments: Box<[AtomicI64]>,
+    recorded: AtomicU64,
+}
+
+impl Recent {
+    const NEVER: i64 = i64::MIN;
+
+    pub(crate) fn new(count: u32, within: Duration) -> Self {
+        let moments = (0..count.max(1)).map(|_| AtomicI64::new(Self::NEVER)).collect();
+        Self { within: millis(within), moments, recorded: AtomicU64::new(0) }
+    }
+
+    /// Notes a failure, and says whether as many as there is room for lie within the time.
+    pub(crate) fn record(&self, now: Timestamp) -> bool {
+        let n = self.recorded.fetch_add(1, SeqCst);
+        let at = |n: u64| self.moments.get((n % self.moments.len() as u64) as usize);
+        if let Some(cell) = at(n) {
+            cell.store(now.as_millis(), SeqCst);
+        }
+        // From the oldest on, so that mostly the first one decides. Another thread may just have written over that: then
+        // the next ones do.
+        let mut moments = (1..=self.moments.len() as u64).filter_map(|k| at(n + k));
+        moments.all(|moment| self.is_within(moment.load(SeqCst), now))
+    }
+
+    pub(crate) fn count(&self, now: Timestamp) -> u64 {
+        self.moments.iter().filter(|cell| self.is_within(cell.load(SeqCst), now)).count() as u64
+    }
+
+    pub(crate) fn clear(&self) {
+        self.moments.iter().for_each(|cell| cell.store(Self::NEVER, SeqCst));
+        self.recorded.store(0, SeqCst);
+    }
+
+    fn is_within(&self, moment: i64, now: Timestamp) -> bool {
+        moment != Self::NEVER && now.as_millis().saturating_sub(moment) < self.within
+    }
+}
