@@ -19,7 +19,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 
 use crate::classify::{Class, Failure, Kind};
-use crate::clock::{Timestamp, pause};
+use crate::clock::{Stopwatch, Timestamp, pause};
 use crate::context::{Context, Inline, Word};
 use crate::crypt::Keyring;
 use crate::engine::{Engine, Verdict, panicked, random};
@@ -86,6 +86,8 @@ pub enum Cause<T, E> {
     Timeout(Duration),
     /// It panicked, and said this.
     Panic(String),
+    /// It was not tried: what it calls is down, and its [gate](crate::gate) is open until then, if that is known.
+    Held(Option<Timestamp>),
 }
 
 impl<T, E> CallError<T, E> {
@@ -123,6 +125,8 @@ impl<T, E: fmt::Display> fmt::Display for Cause<T, E> {
             Self::Untold(_) => f.write_str("it succeeded, but that could not be told to its callback, or kept"),
             Self::Timeout(limit) => f.write_str(&no_result(*limit)),
             Self::Panic(said) => f.write_str(said),
+            Self::Held(Some(until)) => write!(f, "what it calls is down; it is held back until {until}"),
+            Self::Held(None) => f.write_str("what it calls is being probed; it is held back for a moment"),
         }
     }
 }
@@ -188,6 +192,7 @@ pub(crate) fn judge<C: Retryable>(call: &C, cx: &Context<'_>, policy: &Policy, e
         Ok(value) | Err(Cause::Unmet(value) | Cause::Untold(value)) => call.unmet(value),
         Err(Cause::Timeout(limit)) => Verdict::Failed(Failure::retry(Kind::TIMEOUT, no_result(*limit))),
         Err(Cause::Panic(said)) => Verdict::Failed(Failure::retry(Kind::PANIC, said)),
+        Err(held @ Cause::Held(_)) => Verdict::Failed(Failure::retry(Kind::of("not_ready"), held.to_string())),
         Err(Cause::Error(e)) => call.classify(e),
     };
     let failure = match verdict {
@@ -263,6 +268,9 @@ impl Engine {
     /// made good later. Gives the value, or says what will become of it.
     pub async fn call<C: Retryable>(&self, call: C) -> Called<C> {
         let (persist, first) = self.first_try_of(&call);
+        if self.has_gates() {
+            return Box::pin(self.call_through_gate(&call, persist, &first)).await;
+        }
         if persist == Persist::Always {
             return Box::pin(self.call_recorded(&call)).await;
         }
@@ -273,6 +281,46 @@ impl Engine {
             Ok(value) if first.plain && call.is_success(&value) => Ok(value),
             ended => Box::pin(self.call_tried(&call, &cx, persist, ended)).await,
         }
+    }
+
+    /// The same where a gate may be in the way: while it is open nothing is tried, and the call is written down if its strategy
+    /// writes anything at all.
+    async fn call_through_gate<C: Retryable>(&self, call: &C, persist: Persist, first: &FirstTry) -> Called<C> {
+        let part = call.part();
+        let inline = match self.pass_inline(call.method(), part.as_deref()) {
+            Ok(inline) => inline,
+            Err(until) => return self.hold_back(call, persist, until).await,
+        };
+        if persist == Persist::Always {
+            return self.call_recorded(call).await;
+        }
+        let asked = Asked { engine: self, call };
+        let cx = self.inline_context(1, &asked);
+        let started = Stopwatch::start();
+        let ended = try_once(call, &cx, first.timeout).await;
+        let outcome = judge(call, &cx, &self.policy_for(call), &ended);
+        self.end_inline(&inline, call.method(), part.as_deref(), &outcome, started.elapsed());
+        match ended {
+            Ok(value) if first.plain && outcome == Outcome::Done => Ok(value),
+            ended => self.call_tried(call, &cx, persist, ended).await,
+        }
+    }
+
+    async fn hold_back<C: Retryable>(&self, call: &C, persist: Persist, until: Option<Timestamp>) -> Called<C> {
+        let cause = || Cause::Held(until);
+        match persist {
+            Persist::Never => return Err(CallError::Rejected { cause: cause() }),
+            Persist::Manual => return Err(CallError::Failed { cause: cause() }),
+            Persist::RetryOnly | Persist::OnFailure | Persist::Always => {}
+        }
+        let written = match new_task(call, self.policy_for(call)) {
+            Ok(new) => self.enqueue(new).await,
+            Err(e) => Err(e),
+        };
+        Err(match written {
+            Ok(Enqueued { id, existed }) => CallError::Deferred { task_id: id, existed, cause: Some(cause()) },
+            Err(source) => CallError::NotRecorded { cause: Some(cause()), source },
+        })
     }
 
     /// The policy of a call, settings included.

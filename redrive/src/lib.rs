@@ -39,6 +39,7 @@ mod crypt;
 mod duration;
 mod engine;
 mod error;
+pub mod gate;
 mod id;
 mod new_task;
 #[cfg(feature = "notify")]

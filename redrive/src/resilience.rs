@@ -45,4 +45,5 @@ pub use machine::{Health, Reason, State};
 pub use permit::{BreakerError, OwnedPermit, Permit, Rejected, rejection};
 pub use retry::{GaveUp, Retry, RetryError, by_kind};
 pub use samples::Tally;
+pub(crate) use samples::{Sample, Samples};
 pub use snapshot::{ProbeCounts, Snapshot};

@@ -35,6 +35,7 @@ use serde_json::{Map, Value};
 use crate::crypt::Keyring;
 use crate::engine::{EngineConfig, MethodOptions, Rate};
 use crate::error::{Error, Problems, Result};
+use crate::gate::GateConfig;
 #[cfg(feature = "notify")]
 use crate::notify::NotifyConfig;
 use crate::registry::RegistryConfig;
@@ -137,6 +138,10 @@ pub struct MethodSettings {
     /// Default: as the program says.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "read::write_rate")]
     pub rate: Option<Rate>,
+    /// The circuit breaker that holds its tasks back while what they call is down: see [`gate`](crate::gate). From the next start on.
+    /// Default: as the program says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gate: Option<GateConfig>,
 }
 
 /// The keys for params that are encrypted: `[encryption]`, `current = "2026"`, `keys = { 2026 = "…" }`.
@@ -272,6 +277,7 @@ impl MethodSettings {
         options.concurrency = self.concurrency.or(code.concurrency);
         options.per_business = self.per_business.or(code.per_business);
         options.rate = self.rate.or(code.rate);
+        options.gate = self.gate.clone().or_else(|| code.gate.clone());
         options
     }
 

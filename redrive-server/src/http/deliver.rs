@@ -14,6 +14,7 @@ use std::error::Error as StdError;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redrive::gate::GateConfig;
 use redrive::{Builder, Clock, Context, Error, ErrorKind, HttpSettings, Kind, MethodOptions, Result, Settings};
 use reqwest::header::{HeaderMap, LOCATION};
 use reqwest::{Client, Method, Url};
@@ -39,6 +40,7 @@ struct Shared {
     public: Route,
     private: Route,
     max_redirects: u32,
+    gate: GateConfig,
 }
 
 /// A client and what it may call.
@@ -68,7 +70,7 @@ const EACH_HOST: usize = 100;
 impl HttpDelivery {
     /// Under these settings.
     pub fn new(settings: &Settings) -> Result<Self> {
-        let HttpSettings { allow, max_redirects, .. } = &settings.http;
+        let HttpSettings { allow, max_redirects, gate, .. } = &settings.http;
         let target = |(name, target): (&String, _)| Ok((name.clone(), Target::new(name, target)?));
         let tls = tls()?;
         Ok(Self(Arc::new(Shared {
@@ -76,6 +78,7 @@ impl HttpDelivery {
             public: Route::new(Guard::new(allow), tls.clone())?,
             private: Route::new(Guard::new(allow).allow_private(), tls)?,
             max_redirects: *max_redirects,
+            gate: gate.clone(),
         })))
     }
 
@@ -83,12 +86,14 @@ impl HttpDelivery {
     /// name, with its limits.
     pub fn install(self, builder: Builder) -> Builder {
         // By host: each has its turn, and its share.
-        let each = MethodOptions::default().concurrency(EACH_HOST);
+        let each = MethodOptions::default().concurrency(EACH_HOST).gate(self.0.gate.clone());
         let plain = builder.handler_as::<HttpCall>(METHOD, each).split(METHOD);
         let with = |builder: Builder, target: &Target| {
-            builder.handler_as::<HttpCall>(method_of(Some(target.name())), target.limits())
+            let mut limits = target.limits();
+            limits.gate.get_or_insert_with(|| self.0.gate.clone());
+            builder.handler_as::<HttpCall>(method_of(Some(target.name())), limits)
         };
-        self.0.targets.values().fold(plain, with).state(self)
+        self.0.targets.values().fold(plain, with).state(self.clone())
     }
 
     /// The target of this name.

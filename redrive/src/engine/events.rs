@@ -6,6 +6,7 @@
 use serde::Serialize;
 use tokio::sync::broadcast;
 
+use crate::clock::Timestamp;
 use crate::id::TaskId;
 use crate::task::{NodeNumber, Task};
 
@@ -29,6 +30,19 @@ pub enum Event {
         method: String,
         /// How many attempts there were before.
         attempts: u32,
+    },
+    /// To a gate.
+    Gate {
+        /// Which: the name of its method or host.
+        gate: String,
+        /// What it was.
+        from: &'static str,
+        /// What it is.
+        to: &'static str,
+        /// Why.
+        why: Option<String>,
+        /// Until when it is open.
+        open_until: Option<Timestamp>,
     },
     /// To a node.
     Node {

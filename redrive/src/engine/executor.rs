@@ -177,9 +177,11 @@ impl Shared {
                 now = shared.clock.now();
             }
             shared.signals.started(&task, now.since(task.due));
-            let started = Stopwatch::start();
+            let (started, pass) = (Stopwatch::start(), shared.begin_call(task.lane));
             let ended = attempt.await;
-            shared.signals.ended(&task, started.elapsed());
+            let took = started.elapsed();
+            shared.signals.ended(&task, took);
+            shared.end_call(&task, pass, &ended.outcome, took);
             shared.finish(task, ended);
         };
         let running = if span.is_disabled() { tokio::spawn(running) } else { tokio::spawn(running.instrument(span)) };
@@ -187,7 +189,7 @@ impl Shared {
     }
 
     /// The task with its params in the clear, for its handler alone.
-    fn readable(&self, task: &Arc<Task>) -> Result<Arc<Task>, String> {
+    pub(super) fn readable(&self, task: &Arc<Task>) -> Result<Arc<Task>, String> {
         if !is_sealed(&task.params) {
             return Ok(task.clone());
         }

@@ -11,6 +11,7 @@ use crate::call::{judge, told, try_once};
 use crate::classify::{Class, ErrorKind, Failure, Kind};
 use crate::context::Context;
 use crate::error::chain;
+use crate::gate::GateConfig;
 use crate::retryable::Retryable;
 use crate::settle::Outcome;
 use crate::task::Task;
@@ -117,10 +118,12 @@ pub(crate) struct Handler {
     /// Whether its tasks are scheduled by parts.
     pub(crate) is_split: bool,
     run: Arc<dyn Fn(Context<'static>, Arc<Task>) -> Attempting + Send + Sync>,
+    /// Which part of its method a task with these params is.
+    part: fn(&str) -> Option<String>,
 }
 
 /// Limits of one method; of one that is [split](crate::Builder::split), of each of its parts.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct MethodOptions {
     /// How many of its tasks run at once on this node. Default: as many as the node has room for.
@@ -129,6 +132,8 @@ pub struct MethodOptions {
     pub per_business: Option<usize>,
     /// How many of its tasks start in a time, on all nodes together. Default: any number.
     pub rate: Option<Rate>,
+    /// The circuit breaker that holds its tasks back while what they call is down. Default: none.
+    pub gate: Option<GateConfig>,
 }
 
 /// So many tasks in so much time; what is not used is kept for at most one such time.
@@ -158,6 +163,12 @@ impl MethodOptions {
         self.rate = Some(Rate { tasks, per });
         self
     }
+
+    /// Held back by a circuit breaker that all nodes share, while what it calls is down: see [`gate`](crate::gate).
+    pub fn gate(mut self, gate: GateConfig) -> Self {
+        self.gate = Some(gate);
+        self
+    }
 }
 
 impl Handler {
@@ -178,7 +189,7 @@ impl Handler {
                 }
             }
         };
-        Self { method, options, is_split: false, run: Arc::new(run) }
+        Self { method, options, is_split: false, run: Arc::new(run), part: |_| None }
     }
 
     /// For the calls of a type.
@@ -195,7 +206,14 @@ impl Handler {
                 }),
             }
         };
-        Self { method: C::METHOD.into(), options: MethodOptions::default(), is_split: false, run: Arc::new(run) }
+        let part = |params: &str| serde_json::from_str::<C>(params).ok()?.part();
+        let options = MethodOptions::default();
+        Self { method: C::METHOD.into(), options, is_split: false, run: Arc::new(run), part }
+    }
+
+    /// Which part of its method a task is, if that is split and its params say so.
+    pub(crate) fn part_of(&self, task: &Task) -> Option<String> {
+        if self.is_split { (self.part)(&task.params) } else { None }
     }
 
     pub(crate) fn run(&self, cx: Context<'static>, task: Arc<Task>) -> Attempting {

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::clock::Timestamp;
 use crate::error::Problems;
+use crate::gate::ramp;
 use crate::id::SHARDS;
 use crate::store::Due;
 use crate::task::{Lane, Task, business_hash};
@@ -71,6 +72,21 @@ struct LaneLimits {
     nodes: usize,
     bucket: Option<Bucket>,
     paused: bool,
+    passage: Passage,
+}
+
+/// What its gate lets through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Passage {
+    /// Everything.
+    #[default]
+    All,
+    /// Nothing: it need not be read.
+    None,
+    /// So many, each once.
+    Probes(u32),
+    /// More and more since a time, from so many on.
+    Ramp(Timestamp, u32),
 }
 
 /// So many lanes of parts are remembered that have nothing running.
@@ -85,6 +101,7 @@ impl LaneLimits {
             nodes: 1,
             bucket: options.rate.map(|rate| Bucket::new(rate, now)),
             paused: false,
+            passage: Passage::All,
             options,
         }
     }
@@ -109,7 +126,9 @@ impl Limits {
             return;
         }
         if self.lanes.len() > MOST_IDLE {
-            self.lanes.retain(|lane, limits| limits.taken > 0 || limits.bucket.is_some() || lane.0 >= 0);
+            self.lanes.retain(|lane, limits| {
+                limits.taken > 0 || limits.bucket.is_some() || limits.passage != Passage::All || lane.0 >= 0
+            });
         }
         let Some(LaneLimits { options, nodes, paused, .. }) = self.lanes.get(&method) else { return };
         let options = self.parts.get(&lane).unwrap_or(options).clone();
@@ -143,10 +162,41 @@ impl Limits {
         self.most.saturating_sub(self.taken)
     }
 
-    /// Whether people have paused this lane. If so, it need not be read.
-    pub(crate) fn is_paused(&self, lane: Lane) -> bool {
+    /// Whether people have paused this lane, or its gate is open. If so, it need not be read.
+    pub(crate) fn is_held(&self, lane: Lane) -> bool {
         let known = self.lanes.get(&lane).or_else(|| self.lanes.get(&self.split.method_of(lane)));
-        known.is_some_and(|lane| lane.paused)
+        known.is_some_and(|lane| lane.paused || lane.passage == Passage::None)
+    }
+
+    /// The options of a lane: its own, or those of its method.
+    pub(crate) fn options_of(&self, lane: Lane) -> Option<&MethodOptions> {
+        self.parts.get(&lane).or_else(|| self.lanes.get(&self.split.method_of(lane)).map(|method| &method.options))
+    }
+
+    /// What the gate of a lane lets through; `true` if that is news.
+    pub(crate) fn set_passage(&mut self, lane: Lane, passage: Passage, now: Timestamp) -> bool {
+        self.make_part(lane, now);
+        let Some(limits) = self.lanes.get_mut(&lane) else { return false };
+        std::mem::replace(&mut limits.passage, passage) != passage
+    }
+
+    /// How many probes of a lane wait here for a task.
+    pub(crate) fn probes_left(&self, lane: Lane) -> u32 {
+        match self.lanes.get(&lane).map(|lane| lane.passage) {
+            Some(Passage::Probes(n)) => n,
+            _ => 0,
+        }
+    }
+
+    /// Uses one of them, for a call that needs no slot.
+    pub(crate) fn use_probe(&mut self, lane: Lane) -> bool {
+        match self.lanes.get_mut(&lane).map(|lane| &mut lane.passage) {
+            Some(Passage::Probes(n)) if *n > 0 => {
+                *n -= 1;
+                true
+            }
+            _ => false,
+        }
     }
 
     /// When the next token of a lane that has run out of them comes.
@@ -213,7 +263,13 @@ impl Limits {
 impl LaneLimits {
     fn has_room(&mut self, now: Timestamp) -> bool {
         let tokens = self.bucket.as_mut().is_none_or(|bucket| bucket.has(now));
-        tokens && !self.paused && self.options.concurrency.is_none_or(|most| self.taken < most)
+        let passes = match self.passage {
+            Passage::All => true,
+            Passage::None => false,
+            Passage::Probes(n) => n > 0,
+            Passage::Ramp(since, probes) => self.taken < ramp(probes, now.since(since)),
+        };
+        tokens && passes && !self.paused && self.options.concurrency.is_none_or(|most| self.taken < most)
     }
 
     fn reserve(&mut self, business: u32, now: Timestamp) -> Reserved {
@@ -229,6 +285,9 @@ impl LaneLimits {
             *taken += 1;
         }
         self.bucket.iter_mut().for_each(Bucket::take);
+        if let Passage::Probes(n) = &mut self.passage {
+            *n -= 1; // there is one: see has_room
+        }
         self.taken += 1;
         Reserved::Yes
     }
@@ -316,6 +375,7 @@ impl MethodOptions {
         });
         let rate = self.rate.is_none_or(|rate| rate.tasks > 0 && !rate.per.is_zero());
         problems.require(rate, method, || "a rate needs at least one task and a time".into());
+        self.gate.iter().for_each(|gate| problems.nest(&format!("{method}.gate"), gate.problems()));
     }
 }
 

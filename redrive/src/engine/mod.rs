@@ -24,6 +24,7 @@ mod claimer;
 mod config;
 mod events;
 mod executor;
+mod gates;
 mod handler;
 mod inline;
 mod inserter;
@@ -73,6 +74,7 @@ pub use handler::{MethodOptions, Rate, State, Verdict};
 pub(crate) use settler::random;
 
 use executor::Running;
+use gates::Gates;
 use inserter::Inserter;
 use lanes::Lanes;
 use limits::Limits;
@@ -129,6 +131,9 @@ struct Shared {
     inserter: Inserter,
     settler: Settler,
     signals: Signals,
+    gates: Gates,
+    /// Whether any method here has a gate.
+    has_gates: bool,
     wake: Wake,
     stopping: CancellationToken,
     /// When the engine's own loop last moved, by the clock of `me`, in ms: without that there is no beat.
@@ -358,6 +363,8 @@ impl Builder {
         };
         let methods = || self.handlers.values().map(|h| (Lane::of(&h.method), live.limits_of(h)));
         let lanes = Lanes::of(self.handlers.values())?;
+        let is_gated = |options: &MethodOptions| options.gate.as_ref().is_some_and(|gate| gate.enabled);
+        let has_gates = methods().any(|(_, options)| is_gated(&options)) || self.parts.values().any(is_gated);
         let limits = Limits::new(self.config.concurrency, methods(), clock.now());
         let limits = limits.split(lanes.split().clone(), self.parts);
         let signals = Signals::new(self.handlers.keys());
@@ -389,6 +396,8 @@ impl Builder {
             inserter: Inserter::default(),
             settler: Settler::default(),
             signals,
+            gates: Gates::default(),
+            has_gates,
             wake: Wake::default(),
             stopping: CancellationToken::new(),
             gate: AtomicBool::new(!self.by_hand),
@@ -585,6 +594,9 @@ impl Shared {
         services.spawn(view::run(self.clone()));
         services.spawn(scanner::run_listener(self.clone()));
         services.spawn(upkeep::run(self.clone()));
+        if self.has_gates {
+            services.spawn(gates::run(self.clone()));
+        }
         #[cfg(feature = "notify")]
         services.spawn(notices::run(self.clone()));
         Ok(())

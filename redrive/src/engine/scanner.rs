@@ -186,7 +186,7 @@ impl Scanner {
         let enough = shared.low_water();
         let limits = shared.limits();
         let is_hungry = |lane| waiting.ready.lane_len(lane) < enough && !waiting.deep.contains(&lane);
-        let hungry = owned.into_iter().filter(|(lane, _)| is_hungry(*lane) && !limits.is_paused(*lane));
+        let hungry = owned.into_iter().filter(|(lane, _)| is_hungry(*lane) && !limits.is_held(*lane));
         let shards = |(lane, shards): (Lane, u64)| {
             let ours = (0..SHARDS).filter(move |shard| shards & (1 << shard) != 0);
             ours.map(move |shard| (lane, shard))

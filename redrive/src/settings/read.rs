@@ -133,6 +133,7 @@ impl Sources {
                 "concurrency" => method.concurrency = self.field(&at, value),
                 "per_business" => method.per_business = self.field(&at, value),
                 "rate" => method.rate = self.field(&at, value).map(|rate: RateForm| rate.into()),
+                "gate" => method.gate = self.field(&at, value),
                 field if FIELDS.contains(&field) => self.patch_field(path, &mut method.policy, field, value),
                 _ => {
                     let known: Vec<&str> = OF_METHOD.iter().chain(FIELDS).copied().collect();
@@ -153,6 +154,7 @@ impl Sources {
                 "signing_secret" => target.signing_secret = self.field(&at, value),
                 "concurrency" => target.concurrency = self.field(&at, value),
                 "rate" => target.rate = self.field(&at, value).map(|rate: RateForm| rate.into()),
+                "gate" => target.gate = self.field(&at, value),
                 "allow_private" => target.allow_private = self.field(&at, value).unwrap_or_default(),
                 field if FIELDS.contains(&field) => self.patch_field(path, &mut target.policy, field, value),
                 _ => {
@@ -173,8 +175,8 @@ impl TryFrom<Map<String, Value>> for MethodSettings {
             fields.into_iter().partition(|(name, _)| OF_METHOD.contains(&name.as_str()));
         let own: OwnForm =
             serde_json::from_value(own.into()).map_err(|e| Error::invalid("method", scrubbed(&e.to_string())))?;
-        let OwnForm { persist, concurrency, per_business, rate } = own;
-        Ok(Self { policy: policy.try_into()?, persist, concurrency, per_business, rate: rate.map(Into::into) })
+        let OwnForm { persist, concurrency, per_business, rate, gate } = own;
+        Ok(Self { policy: policy.try_into()?, persist, concurrency, per_business, rate: rate.map(Into::into), gate })
     }
 }
 
@@ -186,6 +188,7 @@ struct OwnForm {
     concurrency: Option<usize>,
     per_business: Option<usize>,
     rate: Option<RateForm>,
+    gate: Option<crate::gate::GateConfig>,
 }
 
 /// A rate as it is written: `{ tasks = 100, per = "1s" }`.

@@ -30,12 +30,12 @@ pub(super) const TOP: &[&str] = &[
     "server",
     "targets",
 ];
-const HTTP: &[&str] = &["allow", "max_redirects"];
+const HTTP: &[&str] = &["allow", "max_redirects", "gate"];
 const SERVER: &[&str] = &["listen", "request_timeout", "max_body", "log"];
 const REGISTRY: &[&str] = &["kind", "keep_view_for"];
 const RETENTION: &[&str] = &["live_window", "keep_months", "keep_archive", "keep_dead", "keep_audit"];
 const NACOS: &[&str] = &["servers", "namespace", "group", "service", "ip", "username", "password"];
-pub(super) const OF_METHOD: &[&str] = &["persist", "concurrency", "per_business", "rate"];
+pub(super) const OF_METHOD: &[&str] = &["persist", "concurrency", "per_business", "rate", "gate"];
 
 const PREFIX: &str = "REDRIVE_";
 /// The most levels of a variable's name: `REDRIVE_METHODS__X__BACKOFF__EXPONENTIAL__MAX` has five.

@@ -15,12 +15,13 @@ use serde_json::{Map, Value};
 
 use crate::engine::{MethodOptions, Rate};
 use crate::error::{Error, Problems, Result};
+use crate::gate::GateConfig;
 use crate::secret::Secret;
 
 use super::{PolicyPatch, join, read};
 
 /// What holds for all HTTP tasks: `[http]`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct HttpSettings {
@@ -28,6 +29,8 @@ pub struct HttpSettings {
     pub allow: Vec<Network>,
     /// How many redirects are followed. Default: 3.
     pub max_redirects: u32,
+    /// The circuit breaker of each host, and of each target that has none of its own: see [`gate`](crate::gate). Default: see there.
+    pub gate: GateConfig,
 }
 
 /// More than this is a loop.
@@ -35,7 +38,7 @@ const MOST_REDIRECTS: u32 = 20;
 
 impl Default for HttpSettings {
     fn default() -> Self {
-        Self { allow: Vec::new(), max_redirects: 3 }
+        Self { allow: Vec::new(), max_redirects: 3, gate: GateConfig::default() }
     }
 }
 
@@ -45,6 +48,7 @@ impl HttpSettings {
         problems.require(self.max_redirects <= MOST_REDIRECTS, "max_redirects", || {
             format!("must be at most {MOST_REDIRECTS}, is {}", self.max_redirects)
         });
+        problems.nest("gate", self.gate.problems());
         problems
     }
 }
@@ -72,13 +76,16 @@ pub struct TargetSettings {
     /// How many of its tasks start in a time, on all nodes together: `{ tasks = 100, per = "1s" }`. Default: any number.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "read::write_rate")]
     pub rate: Option<Rate>,
+    /// The circuit breaker that holds its tasks back while it is down: see [`gate`](crate::gate). Default: that of `[http]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gate: Option<GateConfig>,
     /// Whether it may be at a private or loopback address. Default: no.
     pub allow_private: bool,
 }
 
 /// The names of a target's fields beside its policy's.
 pub(super) const OF_TARGET: &[&str] =
-    &["base_url", "headers", "signing_secret", "concurrency", "rate", "allow_private"];
+    &["base_url", "headers", "signing_secret", "concurrency", "rate", "gate", "allow_private"];
 
 const LONGEST_NAME: usize = 100;
 /// A tenth of what a node has room for, and enough for 5,000 requests a second that take 20 ms each.
@@ -94,6 +101,7 @@ impl TargetSettings {
     pub fn limits(&self) -> MethodOptions {
         let mut options = MethodOptions::default();
         (options.concurrency, options.rate) = (Some(self.concurrency.unwrap_or(CONCURRENCY)), self.rate);
+        options.gate.clone_from(&self.gate);
         options
     }
 
@@ -164,9 +172,9 @@ impl TryFrom<Map<String, Value>> for TargetSettings {
             fields.into_iter().partition(|(name, _)| OF_TARGET.contains(&name.as_str()));
         let own: OwnForm = serde_json::from_value(own.into())
             .map_err(|e| Error::invalid("target", super::sources::scrubbed(&e.to_string())))?;
-        let OwnForm { base_url, headers, signing_secret, concurrency, rate, allow_private } = own;
+        let OwnForm { base_url, headers, signing_secret, concurrency, rate, gate, allow_private } = own;
         let (policy, rate) = (policy.try_into()?, rate.map(Into::into));
-        Ok(Self { policy, base_url, headers, signing_secret, concurrency, rate, allow_private })
+        Ok(Self { policy, base_url, headers, signing_secret, concurrency, rate, gate, allow_private })
     }
 }
 
@@ -179,6 +187,7 @@ struct OwnForm {
     signing_secret: Option<Secret>,
     concurrency: Option<usize>,
     rate: Option<read::RateForm>,
+    gate: Option<GateConfig>,
     allow_private: bool,
 }
 

@@ -20,6 +20,7 @@
 //! | `method`, `setting` | what waits of each method, and which are paused; what people have set |
 //! | `node`, `lock` | nodes, fences, named locks |
 //! | `notice`, `remind` | what people are to be told and reminded of, and how that goes |
+//! | `gate` | circuit breakers that nodes share |
 //! | `wake` | wake-ups between processes |
 //! | `explain` | the plans of the hot statements |
 //! | `faults` | faults on purpose, for tests |
@@ -36,6 +37,7 @@ mod dead;
 mod explain;
 mod faults;
 mod first_try;
+mod gate;
 mod hot;
 mod insert;
 mod key;
@@ -77,6 +79,7 @@ pub use count::{Count, Exactness, MOST_EXACT, MethodCount, Overview};
 pub use db::{Connection, Dialect, Tx};
 pub use dead::{DeadTask, Redriven};
 pub use faults::{Fault, Faults};
+pub use gate::GateAction;
 pub use hot::{Claimed, Due, Slice};
 pub(crate) use insert::Callers;
 pub use insert::{Enqueued, Prepared};

@@ -1,0 +1,473 @@
+//! What a node does with gates: it counts how calls fare, opens a gate that has seen enough, holds its lane back meanwhile, takes probes
+//! and tells what became of them. What a gate is, and why it is safe, is in [`gate`](crate::gate).
+//!
+//! *State.* For each lane that has a gate: the row as this node knows it, and the calls of late. What follows from it for the lane is in
+//! the limits ([`Passage`]): there it costs nothing to ask, and nothing is read for a lane that may not run.
+//!
+//! A node learns of the others' changes by reading the rows that are not simply closed: as often as it beats, and four times a second while
+//! there are any. Its own changes hold here at once, and in the database as soon as they are written.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::classify::Kind;
+use crate::clock::{Timestamp, pause};
+use crate::error::Result;
+use crate::gate::{Gate, GateConfig, GateState, Hold, ramp};
+use crate::resilience::{Mode, Sample, Samples};
+use crate::settle::Outcome;
+use crate::task::{Lane, Task};
+
+use super::events::Event;
+use super::limits::Passage;
+use super::{Engine, Shared, lock};
+
+/// How often gates are looked at while one is not closed, and how often their rows are read then.
+const QUICK: Duration = Duration::from_millis(50);
+const READ: Duration = Duration::from_millis(250);
+/// Rows that changed so lately are read although they are closed: a node may have missed it.
+const LATELY: Duration = Duration::from_secs(120);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Gates {
+    lanes: Mutex<HashMap<Lane, LaneGate>>,
+    work: Mutex<Vec<Work>>,
+    wake: Notify,
+}
+
+#[derive(Debug)]
+struct LaneGate {
+    config: Arc<GateConfig>,
+    samples: Samples,
+    gate: Gate,
+    /// The generation that the limits know of.
+    applied: Option<i64>,
+    /// Whether its lane is let through bit by bit.
+    ramping: bool,
+}
+
+/// As what an attempt began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// Nobody counts it.
+    #[default]
+    Uncounted,
+    /// As one of many, in this generation.
+    Through(i64),
+    /// As a probe of this cycle.
+    Probe(i64),
+}
+
+/// What is to be written.
+#[derive(Debug)]
+enum Work {
+    Move { from: Gate, to: Gate },
+    Passed(Lane, i64),
+    Failed(Lane, i64, String),
+}
+
+/// What an outcome says about the health of whoever was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Health {
+    Good,
+    Bad,
+    Unknown,
+}
+
+/// Only what the target's health is to blame for counts against it. That it refused a call shows that it is there.
+fn health(outcome: &Outcome) -> Health {
+    let kind = match outcome {
+        Outcome::Done => return Health::Good,
+        Outcome::Failed(failure) | Outcome::Fatal(failure) => &failure.kind,
+        _ => return Health::Unknown,
+    };
+    match kind.as_str() {
+        "timeout" | "connect" | "server_error" | "not_ready" | "no_resource" => Health::Bad,
+        "http.501" | "http.505" => Health::Good,
+        http if http.starts_with("http.5") => Health::Bad,
+        // It asks for less; or it is our own trouble, or nobody knows whose.
+        "too_busy" | "http.429" | "error" => Health::Unknown,
+        _ if [Kind::PANIC, Kind::UNMET, Kind::UNDECODABLE, Kind::SEALED, Kind::CRASH].contains(kind) => Health::Unknown,
+        _ => Health::Good,
+    }
+}
+
+impl LaneGate {
+    fn new(gate: Gate, config: Arc<GateConfig>, now: Timestamp) -> Self {
+        let samples = Samples::new(&config.breaker.trips, now);
+        Self { config, samples, gate, applied: None, ramping: false }
+    }
+
+    /// What it lets through; only seen, if it is to be watched first.
+    fn effective(&self) -> GateState {
+        match (self.config.breaker.mode, self.gate.held) {
+            (Mode::Observe, None) => GateState::Closed,
+            _ => self.gate.effective(),
+        }
+    }
+
+    fn set(&mut self, gate: Gate) {
+        if gate.generation != self.gate.generation {
+            self.samples.clear();
+        }
+        self.gate = gate;
+    }
+}
+
+pub(super) async fn run(shared: Arc<Shared>) {
+    let mut read_at = Timestamp::EPOCH;
+    loop {
+        let wait = if shared.gates.is_active() { QUICK } else { shared.config.beat_interval };
+        tokio::select! {
+            () = shared.gates.wake.notified() => {}
+            () = pause(wait) => {}
+            () = shared.stopping.cancelled() => return,
+        }
+        let now = shared.clock.now();
+        let result = async {
+            shared.do_gate_work(now).await?;
+            if now.since(read_at) >= READ.min(wait) {
+                read_at = now;
+                shared.read_gates(now).await?;
+            }
+            shared.move_gates(now).await
+        };
+        if let Err(e) = result.await {
+            tracing::warn!(error = %e, "the gates could not be read or written; trying again");
+        }
+    }
+}
+
+impl Gates {
+    fn push(&self, work: Work) {
+        lock(&self.work).push(work);
+        self.wake.notify_one();
+    }
+
+    /// Whether one is not closed, or was closed just now.
+    fn is_active(&self) -> bool {
+        let lanes = lock(&self.lanes);
+        lanes.values().any(|lane| lane.ramping || lane.gate.state != GateState::Closed || lane.gate.held.is_some())
+    }
+}
+
+impl Shared {
+    /// The config of a lane's gate, if it has one.
+    fn gate_config(&self, lane: Lane) -> Option<Arc<GateConfig>> {
+        let limits = self.limits();
+        limits.options_of(lane)?.gate.as_ref().filter(|gate| gate.enabled).map(|gate| Arc::new(gate.clone()))
+    }
+
+    /// Does something with the gate of a lane, if it has one.
+    fn with_gate<T>(&self, lane: Lane, f: impl FnOnce(&mut LaneGate) -> T) -> Option<T> {
+        let mut lanes = lock(&self.gates.lanes);
+        if !lanes.contains_key(&lane) {
+            drop(lanes);
+            let (config, now) = (self.gate_config(lane)?, self.clock.now());
+            lanes = lock(&self.gates.lanes);
+            lanes.entry(lane).or_insert_with(|| LaneGate::new(Gate::new(lane, "", now), config, now));
+        }
+        lanes.get_mut(&lane).map(f)
+    }
+
+    /// An attempt begins.
+    pub(super) fn begin_call(&self, lane: Lane) -> Pass {
+        if !self.has_gates {
+            return Pass::Uncounted;
+        }
+        let pass = self.with_gate(lane, |lane| match lane.effective() {
+            GateState::Closed => Pass::Through(lane.gate.generation),
+            GateState::HalfOpen => Pass::Probe(lane.gate.generation),
+            GateState::Open => Pass::Uncounted, // it opened just now
+        });
+        pass.unwrap_or_default()
+    }
+
+    /// It has ended.
+    pub(super) fn end_call(&self, task: &Arc<Task>, pass: Pass, outcome: &Outcome, took: Duration) {
+        let name = || self.gate_name(task);
+        self.count_call(task.lane, pass, outcome, took, &name);
+    }
+
+    fn count_call(&self, lane: Lane, pass: Pass, outcome: &Outcome, took: Duration, name: &dyn Fn() -> String) {
+        let health = health(outcome);
+        match (pass, health) {
+            (Pass::Uncounted, _) | (_, Health::Unknown) => {}
+            (Pass::Through(generation), _) => self.count(lane, generation, health == Health::Bad, took, name),
+            (Pass::Probe(generation), Health::Good) => self.gates.push(Work::Passed(lane, generation)),
+            (Pass::Probe(generation), Health::Bad) => {
+                self.gates.push(Work::Failed(lane, generation, format!("a probe failed: {}", said(outcome))));
+            }
+        }
+    }
+
+    fn count(&self, lane: Lane, generation: i64, failed: bool, took: Duration, name: &dyn Fn() -> String) {
+        let now = self.clock.now();
+        let tripped = self.with_gate(lane, |lane| {
+            if lane.gate.generation != generation || lane.gate.state != GateState::Closed || lane.gate.held.is_some() {
+                return None; // a late result of before
+            }
+            let rule = lane.samples.record(now, Sample { failed, took })?;
+            let why = lane.samples.tally(rule, now).map_or_else(String::new, |tally| tally.to_string());
+            if lane.gate.name.is_empty() {
+                lane.gate.name = name();
+            }
+            let from = lane.gate.clone();
+            lane.set(from.opened(&lane.config, chance(&from, now), &why, now));
+            Some(Work::Move { from, to: lane.gate.clone() })
+        });
+        if let Some(Some(work)) = tripped {
+            self.apply_gate(lane);
+            self.gates.push(work);
+        }
+    }
+
+    /// The method, or the part of it that the lane is of.
+    fn gate_name(&self, task: &Arc<Task>) -> String {
+        let part = self.handlers.get(&task.method).and_then(|handler| {
+            let read = self.readable(task).ok()?;
+            handler.part_of(&read)
+        });
+        part.unwrap_or_else(|| task.method.clone())
+    }
+
+    /// What a gate means for its lane.
+    fn apply_gate(&self, lane: Lane) {
+        let now = self.clock.now();
+        let passage = self.with_gate(lane, |lane| {
+            let probes = lane.config.breaker.probes;
+            let ramped = ramp(probes, now.since(lane.gate.changed_at)) >= self.config.concurrency;
+            lane.ramping = lane.effective() == GateState::Closed
+                && lane.gate.generation > 0
+                && !ramped
+                && lane.gate.held.is_none();
+            let is_news = lane.applied.replace(lane.gate.generation) != Some(lane.gate.generation);
+            match lane.effective() {
+                GateState::Closed if lane.ramping => Some(Passage::Ramp(lane.gate.changed_at, probes)),
+                GateState::Closed => Some(Passage::All),
+                GateState::Open => Some(Passage::None),
+                GateState::HalfOpen => is_news.then_some(Passage::Probes(0)), // what was taken is known there
+            }
+        });
+        if let Some(Some(passage)) = passage
+            && self.limits().set_passage(lane, passage, now)
+        {
+            self.waiting().ready.unpark_all();
+            self.wake.scanner.notify_one();
+            self.wake.claimer.notify_one();
+        }
+    }
+
+    async fn do_gate_work(&self, now: Timestamp) -> Result<()> {
+        let work = std::mem::take(&mut *lock(&self.gates.work));
+        for work in work {
+            match work {
+                Work::Move { from, to } => self.move_gate(from, to).await?,
+                Work::Passed(lane, generation) => self.pass(lane, generation, now).await?,
+                Work::Failed(lane, generation, why) => self.fail_probe(lane, generation, &why, now).await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A probe passed: if that is enough, its gate closes.
+    async fn pass(&self, lane: Lane, generation: i64, now: Timestamp) -> Result<()> {
+        let Some(gate) = self.store.pass_probe(lane, generation).await? else { return Ok(()) };
+        let closed = self.with_gate(lane, |lane| {
+            lane.set(gate.clone());
+            lane.gate.closed(&lane.config, now)
+        });
+        match closed.flatten() {
+            Some(closed) => self.move_gate(gate, closed).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn fail_probe(&self, lane: Lane, generation: i64, why: &str, now: Timestamp) -> Result<()> {
+        let moved = self.with_gate(lane, |lane| {
+            let from = lane.gate.clone();
+            let is_ours = from.generation == generation && from.state == GateState::HalfOpen;
+            is_ours.then(|| (from.opened(&lane.config, chance(&from, now), why, now), from))
+        });
+        match moved.flatten() {
+            Some((to, from)) => self.move_gate(from, to).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Changes a gate for all. If another was faster, what they have made of it holds.
+    async fn move_gate(&self, from: Gate, to: Gate) -> Result<()> {
+        let lane = to.lane;
+        if self.store.move_gate(&from, &to).await? {
+            self.with_gate(lane, |lane| lane.set(to.clone()));
+            self.apply_gate(lane);
+            self.tell_gate(&from, &to).await;
+            return Ok(());
+        }
+        let now = self.clock.now();
+        let gate = self.store.gates().await?.into_iter().find(|gate| gate.lane == lane);
+        self.with_gate(lane, |lane| lane.set(gate.unwrap_or_else(|| Gate::new(to.lane, &to.name, now))));
+        self.apply_gate(lane);
+        Ok(())
+    }
+
+    async fn tell_gate(&self, from: &Gate, to: &Gate) {
+        let (name, why) = (&to.name, to.why.as_deref().unwrap_or("all is well"));
+        tracing::warn!(
+            gate = name,
+            from = from.state.as_str(),
+            to = to.state.as_str(),
+            opens = to.opens,
+            why,
+            "a gate has changed"
+        );
+        let (before, after) = (from.state.as_str(), to.state.as_str());
+        let event = || Event::Gate {
+            gate: name.clone(),
+            from: before,
+            to: after,
+            why: to.why.clone(),
+            open_until: to.open_until,
+        };
+        self.signals.listeners.tell(event);
+        metrics::counter!("redrive_gate_changes", "gate" => name.clone(), "to" => after).increment(1);
+        let is_suspended = to.held == Some(Hold::Open) && from.held.is_none();
+        if is_suspended {
+            let said = format!("{name} is suspended: {why}; its tasks are kept until a person resets the gate");
+            self.tell_people("gate.suspended", name, &said).await;
+        } else if to.state == GateState::Open && to.opens == 1 {
+            self.tell_people("gate.opened", name, &format!("{name} does not answer: {why}; its tasks wait")).await;
+        }
+    }
+
+    /// Learns what others have made of them.
+    async fn read_gates(&self, now: Timestamp) -> Result<()> {
+        let rows = self.store.active_gates(now - LATELY).await?;
+        for gate in rows {
+            let lane = gate.lane;
+            let is_news = self.with_gate(lane, |known| {
+                // A change of our own may be on its way; a probe that was taken or passed is in the same generation.
+                let is_news = gate.generation > known.gate.generation
+                    || (gate.generation == known.gate.generation && gate != known.gate);
+                if is_news {
+                    known.set(gate);
+                }
+                is_news
+            });
+            if is_news == Some(true) {
+                self.apply_gate(lane);
+            }
+        }
+        Ok(())
+    }
+
+    /// What time brings: waits that are over, probes to be taken, probes that are lost, lanes that are let through bit by bit.
+    async fn move_gates(&self, now: Timestamp) -> Result<()> {
+        let active: Vec<(Gate, Arc<GateConfig>, bool)> = {
+            let lanes = lock(&self.gates.lanes);
+            let active = lanes.values().filter(|lane| lane.ramping || lane.gate.state != GateState::Closed);
+            active.map(|lane| (lane.gate.clone(), lane.config.clone(), lane.ramping)).collect()
+        };
+        for (gate, config, ramping) in active {
+            if ramping {
+                self.apply_gate(gate.lane);
+                self.wake.claimer.notify_one();
+            } else if let Some(half) = gate.half_opened(now) {
+                self.move_gate(gate, half).await?;
+            } else if gate.has_lost_a_probe(&config, now) {
+                let lost = Gate { opens: gate.opens.saturating_sub(1), ..gate.clone() }; // nothing failed: the same wait again
+                let opened = lost.opened(&config, chance(&gate, now), "a probe was lost", now);
+                self.move_gate(gate, opened).await?;
+            } else if gate.state == GateState::HalfOpen {
+                self.take_probes(&gate, &config, now).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes as many probes as there are left and tasks to try.
+    async fn take_probes(&self, gate: &Gate, config: &GateConfig, now: Timestamp) -> Result<()> {
+        let left = config.breaker.probes.saturating_sub(gate.probes_given);
+        let wanted = {
+            let waiting = self.waiting();
+            let many = waiting.deep.contains(&gate.lane) && waiting.ready.lane_len(gate.lane) == 0;
+            if many { left } else { left.min(u32::try_from(waiting.ready.lane_len(gate.lane)).unwrap_or(left)) }
+        };
+        if wanted == 0 || self.limits().probes_left(gate.lane) > 0 || !self.may_start() {
+            return Ok(());
+        }
+        if self.store.take_probes(gate, wanted, config.breaker.probes, now).await? {
+            self.with_gate(gate.lane, |lane| {
+                if lane.gate.generation == gate.generation {
+                    (lane.gate.probes_given, lane.gate.changed_at) = (lane.gate.probes_given + wanted, now);
+                }
+            });
+            self.limits().set_passage(gate.lane, Passage::Probes(wanted), now);
+            self.wake.claimer.notify_one();
+        }
+        Ok(())
+    }
+}
+
+/// Chance for how long it waits: different for each gate and time.
+fn chance(gate: &Gate, now: Timestamp) -> f64 {
+    let seed = now.as_millis().cast_unsigned() ^ gate.generation.cast_unsigned();
+    let mixed = xxhash_rust::xxh3::xxh3_64_with_seed(&gate.lane.0.to_le_bytes(), seed);
+    (mixed >> 11) as f64 / (1u64 << 53) as f64
+}
+
+fn said(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Failed(failure) | Outcome::Fatal(failure) => format!("{}: {}", failure.kind.as_str(), failure.message),
+        _ => String::new(),
+    }
+}
+
+impl Engine {
+    /// Whether a first try of a caller may be made now, and as what; else until when its lane is held back.
+    pub(crate) fn pass_inline(
+        &self,
+        method: &str,
+        part: Option<&str>,
+    ) -> std::result::Result<Inline, Option<Timestamp>> {
+        let shared = &self.0;
+        let lane = part.map_or_else(|| Lane::of(method), |part| Lane::part(method, part));
+        let state = shared
+            .with_gate(lane, |lane| (lane.effective(), lane.gate.open_until))
+            .unwrap_or((GateState::Closed, None));
+        match state {
+            (GateState::Open, until) => Err(until),
+            (GateState::HalfOpen, _) if !shared.limits().use_probe(lane) => Err(None),
+            _ => Ok(Inline { lane, pass: shared.begin_call(lane) }),
+        }
+    }
+
+    /// What became of it.
+    pub(crate) fn end_inline(
+        &self,
+        inline: &Inline,
+        method: &str,
+        part: Option<&str>,
+        outcome: &Outcome,
+        took: Duration,
+    ) {
+        let name = || part.unwrap_or(method).to_owned();
+        self.0.count_call(inline.lane, inline.pass, outcome, took, &name);
+    }
+
+    /// Whether any method here has a gate.
+    pub(crate) fn has_gates(&self) -> bool {
+        self.0.has_gates
+    }
+}
+
+/// A first try of a caller, as gates see it.
+#[derive(Debug)]
+pub(crate) struct Inline {
+    lane: Lane,
+    pass: Pass,
+}
