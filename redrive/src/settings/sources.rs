@@ -174,7 +174,8 @@ pub(super) fn environment() -> Result<Vec<(String, String)>> {
 }
 
 fn is_ours(name: &str) -> bool {
-    name.strip_prefix(PREFIX).is_some_and(|rest| rest != "LOG" && !rest.starts_with("TEST_"))
+    let others = ["LOG", "SERVER_URL", "TOKEN"]; // the last two are the command line's
+    name.strip_prefix(PREFIX).is_some_and(|rest| !others.contains(&rest) && !rest.starts_with("TEST_"))
 }
 
 /// Whether what is at this path has settings of its own below it. What is below a field belongs to its value.
