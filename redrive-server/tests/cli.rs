@@ -193,6 +193,7 @@ async fn many_are_counted_first_and_nothing_is_done_unasked() {
             (&"finished".into(), &1_234.into())
         );
         assert_eq!(place.json(&["task", "ls", "--all"]).len(), 3);
+        assert!(place.ok(&of_charge(&[])).contains("there are none"));
         let audit = &place.json(&["audit", "ls", "--action", "task.cancel"])[0];
         assert_eq!((&audit["note"], &audit["target"]), (&"a mistake".into(), &"many".into()));
         assert!(place.fails(3, &["task", "retry", &ids[0], &ids[1]]).contains("2 of the tasks are not there"));
@@ -357,6 +358,8 @@ async fn a_database_that_is_named_is_used_though_there_is_a_server() {
     place.ok(&[&["method", "pause", "charge", "--by", "ada"][..], &other].concat());
     assert!(place.ok(&[&["audit", "ls"][..], &other].concat()).contains("ada"));
     assert_eq!(place.json(&["task", "ls"]).len(), 1);
+    let url = format!("{}/api/v1", place.server.as_ref().unwrap().url); // as `serve` prints it
+    assert_eq!(place.json(&["task", "ls", "--server", &url]).len(), 1);
 }
 
 /// The names that the audit has: of the token, or of who says so.

@@ -214,9 +214,13 @@ fn causes(e: &dyn std::error::Error) -> String {
 impl Server {
     fn new(url: &str, token: Option<String>) -> Result<Self, Failure> {
         let base = Url::parse(url).ok().filter(|url| ["http", "https"].contains(&url.scheme()) && url.has_host());
-        let base = base.ok_or_else(|| {
+        let mut base = base.ok_or_else(|| {
             Failure::invalid(format!("{url:?} is no address of a server, as http://127.0.0.1:7070 or https://host is"))
         })?;
+        // As `redrive serve` prints it.
+        if let Some(path) = base.path().trim_end_matches('/').strip_suffix(API).map(str::to_owned) {
+            base.set_path(&path);
+        }
         let client = reqwest::Client::builder()
             .tls_backend_preconfigured(crate::http::tls()?)
             .redirect(reqwest::redirect::Policy::none()) // a token is for this server alone

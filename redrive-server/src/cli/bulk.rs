@@ -79,8 +79,10 @@ impl Many {
                 return Ok(out.say(&found, action.would(&found))?);
             }
             total = found.pointer("/count/n").and_then(Value::as_u64);
-            if !self.yes {
-                agreed(&action, &found)?;
+            match total {
+                Some(0) => return Ok(out.say(&found, format!("{}: there are none", action.verb))?),
+                _ if self.yes => {}
+                _ => agreed(&action, &found)?,
             }
         }
         let last = follow(api, &path, &body, out, bar(shows, total)).await?;

@@ -8,7 +8,7 @@ use super::Run;
 use super::api::{Api, Query};
 use super::bulk::{Action, Many};
 use super::failure::Failure;
-use super::filter::{HowMany, Listing, OfDead};
+use super::filter::{HowMany, Listing, OfDead, given};
 use super::out::{Column, Out, details, line, moment, short, text, when};
 use super::task;
 
@@ -96,7 +96,8 @@ impl Run for Command {
             }
             Self::Show { id } => {
                 let letter = api.get(&["dead", &id.to_string()], &Query::new()).await?;
-                Ok(if out.json { line(letter)? } else { print(&letter, out.now)? })
+                let shown = if out.json { line(letter) } else { print(&letter, out.now) };
+                Ok(shown?)
             }
             Self::Redrive { act, policy } => act.run("redrive", policy, api, out).await,
             Self::Resolve(act) => act.run("resolve", None, api, out).await,
@@ -144,10 +145,7 @@ async fn redrive(id: TaskId, body: Query, api: &Api, out: Out) -> anyhow::Result
 
 impl Say {
     async fn each(&self, verb: &str, owner: Option<String>, said: &str, api: &Api, out: Out) -> anyhow::Result<()> {
-        let mut body = json!({ "note": self.note });
-        if let Some(owner) = owner {
-            body["owner"] = owner.into();
-        }
+        let body = json!(given([("note", Some(self.note.clone())), ("owner", owner)]));
         for id in &self.ids {
             api.post(&["dead", &id.to_string(), verb], &body).await?;
             out.say(&json!({ "id": id, "state": said.trim_start_matches("is ") }), format!("{id} {said}"))?;

@@ -99,7 +99,7 @@ enum Reason {
 }
 
 /// The name by which the API knows it.
-fn name(value: impl ValueEnum) -> String {
+fn name(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
@@ -132,7 +132,7 @@ pub(super) fn given<'n>(all: impl IntoIterator<Item = (&'n str, Option<String>)>
 impl OfTasks {
     pub(super) fn fields(&self) -> Query {
         let mut fields = self.filter.fields();
-        fields.extend(given([("status", self.status.map(|status| name(status).to_uppercase()))]));
+        fields.extend(given([("status", self.status.as_ref().map(|status| name(status).to_uppercase()))]));
         fields
     }
 }
@@ -140,7 +140,7 @@ impl OfTasks {
 impl OfDead {
     pub(super) fn fields(&self) -> Query {
         let mut fields = self.filter.fields();
-        fields.extend(given([("reason", self.reason.map(name)), ("owner", self.owner.clone())]));
+        fields.extend(given([("reason", self.reason.as_ref().map(name)), ("owner", self.owner.clone())]));
         if self.unowned {
             fields.insert("owned".into(), json!(false));
         }

@@ -81,11 +81,8 @@ fn fields(answer: &Value) -> Vec<Value> {
     }
     let shown = |(path, value): (String, Value)| {
         let set = set.iter().find(|field| text(field, "path") == path);
-        let mut field = json!({ "path": path, "value": value });
-        if let Some(set) = set {
-            field["set"] = json!({ "since": set.get("since"), "by": set.get("by") });
-        }
-        field
+        let set = set.map(|set| json!({ "since": set.get("since"), "by": set.get("by") }));
+        json!({ "path": path, "value": value, "set": set })
     };
     all.into_iter().map(shown).collect()
 }

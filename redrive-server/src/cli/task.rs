@@ -109,7 +109,7 @@ async fn one(id: TaskId, verb: &str, api: &Api, out: Out) -> anyhow::Result<()> 
 async fn show(id: TaskId, api: &Api, out: Out) -> anyhow::Result<()> {
     let (place, mut found) = find(id, api).await?;
     if out.json {
-        found["found_in"] = place.into();
+        found.as_object_mut().map(|found| found.insert("found_in".into(), place.into()));
         return Ok(line(found)?);
     }
     match place {
