@@ -42,7 +42,7 @@ impl From<Output> for Said {
 
 fn command(dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
-    command.args(args).current_dir(dir).stdin(Stdio::null());
+    command.args(args).current_dir(dir).stdin(Stdio::null()).env("NO_PROXY", "127.0.0.1");
     ["REDRIVE_DATABASE", "REDRIVE_SERVER_URL", "REDRIVE_TOKEN"].iter().for_each(|name| _ = command.env_remove(name));
     command
 }

@@ -194,7 +194,10 @@ async fn read(answer: Response) -> Result<axum::body::Bytes, Failure> {
 }
 
 fn broken_off(e: &axum::Error) -> Failure {
-    Failure::new(Failure::UNREACHABLE, format!("the answer broke off: {}", causes(e)))
+    Failure::new(
+        Failure::UNREACHABLE,
+        format!("the answer broke off ({}); what was asked for may be done, wholly or in part", causes(e)),
+    )
 }
 
 /// An error with its causes, in one line.

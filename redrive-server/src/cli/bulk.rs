@@ -152,7 +152,7 @@ fn bar(shows: bool, total: Option<u64>) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let bar = total.map_or_else(ProgressBar::no_length, ProgressBar::new);
-    let style = "{bar:40} {human_pos} of {human_len}, {per_sec}, {eta} left";
+    let style = "{bar:40} {human_pos} of {human_len}, {eta} left";
     if let Ok(style) = ProgressStyle::with_template(style) {
         bar.set_style(style);
     }
