@@ -13,12 +13,9 @@
 mod bench;
 mod cli;
 pub mod http;
-mod method;
 mod migrate;
-mod node;
 mod serve;
 mod server;
-mod token;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -29,7 +26,8 @@ use redrive::LogFormat;
 /// Does what the command line says.
 pub fn run() -> ExitCode {
     let cli = cli::Cli::parse();
-    init_logging(cli.log());
+    let (format, what) = cli.log();
+    init_logging(format, what);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(e) => return failed(&e.into()),
@@ -42,6 +40,7 @@ pub fn run() -> ExitCode {
 
 /// Says what went wrong, with its causes where they add something.
 fn failed(e: &anyhow::Error) -> ExitCode {
+    let Some(code) = cli::exit_code(e) else { return ExitCode::SUCCESS };
     eprintln!("redrive: {e}");
     let mut said = e.to_string();
     for cause in e.chain().skip(1).map(ToString::to_string) {
@@ -50,12 +49,12 @@ fn failed(e: &anyhow::Error) -> ExitCode {
             said = cause;
         }
     }
-    ExitCode::FAILURE
+    ExitCode::from(code)
 }
 
 /// Logs go to standard error; `RUST_LOG` chooses what.
-fn init_logging(format: LogFormat) {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,redrive=info".into());
+fn init_logging(format: LogFormat, what: &str) {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| what.into());
     let ours = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         LogFormat::Text => ours.with_ansi(std::io::stderr().is_terminal()).init(),

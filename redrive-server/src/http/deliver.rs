@@ -243,7 +243,7 @@ impl Route {
 }
 
 /// TLS by rustls and ring with the system's certificates, like everything here.
-fn tls() -> Result<rustls::ClientConfig> {
+pub(crate) fn tls() -> Result<rustls::ClientConfig> {
     let config = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
         .and_then(BuilderVerifierExt::with_platform_verifier);

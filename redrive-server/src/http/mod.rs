@@ -25,6 +25,7 @@ mod target;
 
 pub use answer::Answer;
 pub use call::{CallFailed, HttpCall};
+pub(crate) use deliver::tls;
 pub use deliver::{DeliveryError, HttpDelivery};
 pub use guard::{Guard, Refused};
 pub use request::HttpRequest;

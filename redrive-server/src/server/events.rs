@@ -31,7 +31,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 struct Wanted {
-    /// Some of `enqueued`, `claimed`, `started`, `done`, `failed`, `postponed`, `cancelled`, `dead`, `rescued`, `lost`, `fenced`, with
+    /// Some of `enqueued`, `claimed`, `started`, `done`, `failed`, `postponed`, `cancelled`, `dead`, `rescued`, `lost`, `fenced`, `open`, `half_open`, `closed`, `probe`, with
     /// commas between them. Default: all.
     what: Option<String>,
     /// Tasks of this method only.
@@ -43,6 +43,8 @@ impl Wanted {
         let (what, method) = match event {
             Event::Task { what, method, .. } => (what, Some(method)),
             Event::Node { what, .. } => (what, None),
+            Event::Gate { to, .. } => (to, None),
+            Event::Probe { .. } => (&"probe", None),
             _ => return false,
         };
         self.what.as_ref().is_none_or(|wanted| wanted.split(',').any(|w| w.trim() == *what))
@@ -89,6 +91,8 @@ async fn next(receiver: &mut Receiver<Event>, wanted: &Wanted) -> Option<Sent> {
 fn sent(event: &Event) -> Sent {
     let name = match event {
         Event::Task { what, .. } | Event::Node { what, .. } => what,
+        Event::Gate { .. } => "gate",
+        Event::Probe { .. } => "probe",
         _ => "other",
     };
     Sent::default().event(name).data(serde_json::to_string(event).unwrap_or_default()) // plain values cannot fail

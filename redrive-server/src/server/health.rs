@@ -36,7 +36,6 @@ struct Readiness {
 
 /// Is it ready?
 ///
-
 /// Whether tasks can be enqueued and are looked for; if not, what stands against it.
 #[utoipa::path(get, path = "/readyz", tag = "health", security(()), responses(
     (status = 200, body = Readiness), (status = 503, body = Readiness, description = "Not ready.")))]

@@ -8,7 +8,7 @@ use tokio::sync::broadcast;
 
 use crate::clock::Timestamp;
 use crate::id::TaskId;
-use crate::task::{NodeNumber, Task};
+use crate::task::{Lane, NodeNumber, Task};
 
 use super::Engine;
 
@@ -43,6 +43,15 @@ pub enum Event {
         why: Option<String>,
         /// Until when it is open.
         open_until: Option<Timestamp>,
+    },
+    /// A task goes through a gate that is half-open, as one of the few of this cycle.
+    Probe {
+        /// Which gate.
+        lane: Lane,
+        /// Which cycle of it.
+        generation: i64,
+        /// Which task.
+        id: TaskId,
     },
     /// To a node.
     Node {

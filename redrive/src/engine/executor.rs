@@ -177,7 +177,7 @@ impl Shared {
                 now = shared.clock.now();
             }
             shared.signals.started(&task, now.since(task.due));
-            let (started, pass) = (Stopwatch::start(), shared.begin_call(task.lane));
+            let (started, pass) = (Stopwatch::start(), shared.begin(&task));
             let ended = attempt.await;
             let took = started.elapsed();
             shared.signals.ended(&task, took);

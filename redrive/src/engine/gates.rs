@@ -174,8 +174,16 @@ impl Shared {
         lanes.get_mut(&lane).map(f)
     }
 
-    /// An attempt begins.
-    pub(super) fn begin_call(&self, lane: Lane) -> Pass {
+    /// The attempt of a task begins.
+    pub(super) fn begin(&self, task: &Task) -> Pass {
+        let pass = self.begin_call(task.lane);
+        if let Pass::Probe(generation) = pass {
+            self.signals.listeners.tell(|| Event::Probe { lane: task.lane, generation, id: task.id });
+        }
+        pass
+    }
+
+    fn begin_call(&self, lane: Lane) -> Pass {
         if !self.has_gates {
             return Pass::Uncounted;
         }
@@ -345,7 +353,7 @@ impl Shared {
     }
 
     /// Learns what others have made of them.
-    async fn read_gates(&self, now: Timestamp) -> Result<()> {
+    pub(super) async fn read_gates(&self, now: Timestamp) -> Result<()> {
         let rows = self.store.active_gates(now - LATELY).await?;
         for gate in rows {
             let lane = gate.lane;

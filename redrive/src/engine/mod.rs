@@ -408,6 +408,9 @@ impl Builder {
         });
         shared.join().await?;
         metrics::counter!("redrive_fenced").increment(0); // there from the start, so that the first one is an increase
+        if shared.has_gates {
+            shared.read_gates(shared.clock.now()).await?;
+        }
         shared.spawn_services()?;
         watcher.into_iter().for_each(|watcher| _ = lock(&shared.services).spawn(live::run(shared.clone(), watcher)));
         Ok(Engine(shared))

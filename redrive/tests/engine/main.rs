@@ -6,6 +6,7 @@ mod harness;
 
 mod cut_off;
 mod execution;
+mod gates;
 mod limits;
 mod nodes;
 mod parts;

@@ -1,0 +1,299 @@
+//! The API, as commands use it: answered by a server, or by this process on a database.
+//!
+//! Both take the same requests and give the same answers. Without a server the router is called as a function: there is no
+//! socket and no token, and whoever can open the database may do everything, under the name that they give.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use axum::Router;
+use axum::body::{Body, BodyDataStream};
+use axum::http::{HeaderValue, Method, Request, header};
+use axum::response::Response;
+use futures_util::StreamExt as _;
+use redrive::store::Role;
+use redrive::{Clock, Settings, Store};
+use serde_json::{Map, Value};
+use tower::ServiceExt as _;
+use url::Url;
+
+use super::Config;
+use super::failure::Failure;
+use super::out::Out;
+use crate::server::{API, App, Caller};
+
+/// A server that is not there is noticed after this.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// An answer that is not there then does not come. For what may rightly take long there is no such limit.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Through whom.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Where and how")]
+pub(super) struct Where {
+    /// Work through this server, with the token in REDRIVE_TOKEN. [env: REDRIVE_SERVER_URL]
+    #[arg(long, value_name = "URL", global = true, conflicts_with = "database")]
+    server: Option<String>,
+    /// The file that has the token, instead of REDRIVE_TOKEN.
+    #[arg(long, value_name = "FILE", global = true, conflicts_with = "database")]
+    token_file: Option<PathBuf>,
+    /// Work directly on this database. Default, if there is no server: that of the settings, else sqlite://redrive.db.
+    /// [env: REDRIVE_DATABASE]
+    #[arg(long, value_name = "URL", global = true)]
+    database: Option<String>,
+    /// Who you are, for the audit, if there is no server. Default: the name of your login.
+    #[arg(long, value_name = "NAME", global = true)]
+    by: Option<String>,
+    #[command(flatten)]
+    config: Config,
+    /// One JSON object a line instead of a table.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+impl Where {
+    pub(super) fn out(&self) -> Out {
+        Out { json: self.json, now: Clock::system().now() }
+    }
+
+    /// What is said on the command line wins over what the environment says, and a server over a database.
+    pub(super) async fn open(&self) -> anyhow::Result<Api> {
+        let from_env = || variable("REDRIVE_SERVER_URL").filter(|_| self.database.is_none());
+        let server = self.server.clone().or_else(from_env);
+        match server {
+            Some(_) if self.by.is_some() => {
+                Err(Failure::invalid("a server knows who you are by your token: --by is for a database").into())
+            }
+            None if self.token_file.is_some() => {
+                Err(Failure::invalid("a token is for a server: name it with --server").into())
+            }
+            Some(server) => Ok(Api::Server(Server::new(&server, self.token()?)?)),
+            None => Ok(Api::Here(Here::new(self.settings()?, self.name()).await?)),
+        }
+    }
+
+    fn token(&self) -> anyhow::Result<Option<String>> {
+        let token = match &self.token_file {
+            Some(file) => Some(std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?),
+            None => variable("REDRIVE_TOKEN"),
+        };
+        Ok(token.map(|token| token.trim().to_owned()))
+    }
+
+    fn settings(&self) -> Result<Settings, Failure> {
+        let mut settings = self.config.load()?;
+        if let Some(database) = &self.database {
+            settings.database = database.as_str().into();
+        }
+        Ok(settings)
+    }
+
+    fn name(&self) -> String {
+        let login = || variable("USER").or_else(|| variable("USERNAME"));
+        self.by.clone().or_else(login).unwrap_or_else(|| "unknown".into())
+    }
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// See the module.
+pub(super) enum Api {
+    Server(Server),
+    Here(Here),
+}
+
+/// A server, over HTTP.
+pub(super) struct Server {
+    client: reqwest::Client,
+    base: Url,
+    /// `Bearer …`
+    token: Option<HeaderValue>,
+}
+
+/// The API in this process.
+pub(super) struct Here {
+    router: Router,
+    caller: Caller,
+}
+
+/// What a list is asked for with.
+pub(super) type Query = Map<String, Value>;
+
+impl Api {
+    pub(super) async fn get(&self, path: &[&str], query: &Query) -> Result<Value, Failure> {
+        self.ask(Method::GET, path, query, Vec::new()).await
+    }
+
+    pub(super) async fn post(&self, path: &[&str], body: &Value) -> Result<Value, Failure> {
+        self.ask(Method::POST, path, &Query::new(), body.to_string().into_bytes()).await
+    }
+
+    pub(super) async fn put(&self, path: &[&str], body: &Value) -> Result<Value, Failure> {
+        self.ask(Method::PUT, path, &Query::new(), body.to_string().into_bytes()).await
+    }
+
+    pub(super) async fn delete(&self, path: &[&str]) -> Result<Value, Failure> {
+        self.ask(Method::DELETE, path, &Query::new(), Vec::new()).await
+    }
+
+    /// Posts something that is answered line by line, for as long as that takes.
+    pub(super) async fn post_for_lines(&self, path: &[&str], body: String) -> Result<Lines, Failure> {
+        let answer = self.send(self.request(Method::POST, path, &Query::new(), body.into_bytes())?, None).await?;
+        Ok(Lines { body: answer.into_body().into_data_stream(), unread: Vec::new() })
+    }
+
+    /// Null if the answer has no body.
+    async fn ask(&self, method: Method, path: &[&str], query: &Query, body: Vec<u8>) -> Result<Value, Failure> {
+        let answer = self.send(self.request(method, path, query, body)?, Some(TIMEOUT)).await?;
+        let bytes = read(answer).await?;
+        if bytes.is_empty() {
+            return Ok(Value::Null);
+        }
+        serde_json::from_slice(&bytes).map_err(|e| Failure::failed(format!("the answer is no JSON: {e}")))
+    }
+
+    fn request(
+        &self,
+        method: Method,
+        path: &[&str],
+        query: &Query,
+        body: Vec<u8>,
+    ) -> Result<Request<Vec<u8>>, Failure> {
+        let mut url = match self {
+            Self::Server(server) => server.base.clone(),
+            Self::Here(here) => here.base()?,
+        };
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().extend(API.split('/').skip(1)).extend(path);
+        }
+        for (name, value) in query {
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            url.query_pairs_mut().append_pair(name, &text);
+        }
+        let request = Request::builder().method(method).uri(url.as_str()).body(body);
+        request.map_err(|e| Failure::invalid(format!("{url}: {e}")))
+    }
+
+    /// An answer that is a success; a problem is a failure.
+    async fn send(&self, request: Request<Vec<u8>>, timeout: Option<Duration>) -> Result<Response, Failure> {
+        let answer = match self {
+            Self::Server(server) => server.send(request, timeout).await?,
+            Self::Here(here) => here.send(request).await,
+        };
+        let status = answer.status();
+        if status.is_success() { Ok(answer) } else { Err(Failure::answered(status, &read(answer).await?)) }
+    }
+}
+
+/// The whole body.
+async fn read(answer: Response) -> Result<axum::body::Bytes, Failure> {
+    axum::body::to_bytes(answer.into_body(), usize::MAX).await.map_err(|e| broken_off(&e))
+}
+
+fn broken_off(e: &axum::Error) -> Failure {
+    Failure::new(
+        Failure::UNREACHABLE,
+        format!("the answer broke off ({}); what was asked for may be done, wholly or in part", causes(e)),
+    )
+}
+
+/// An error with its causes, in one line.
+fn causes(e: &dyn std::error::Error) -> String {
+    let mut said = e.to_string();
+    let mut cause = e.source();
+    while let Some(e) = cause {
+        let more = e.to_string();
+        if !said.contains(&more) {
+            said = format!("{said}: {more}");
+        }
+        cause = e.source();
+    }
+    said
+}
+
+impl Server {
+    fn new(url: &str, token: Option<String>) -> Result<Self, Failure> {
+        let base = Url::parse(url).ok().filter(|url| ["http", "https"].contains(&url.scheme()) && url.has_host());
+        let mut base = base.ok_or_else(|| {
+            Failure::invalid(format!("{url:?} is no address of a server, as http://127.0.0.1:7070 or https://host is"))
+        })?;
+        // As `redrive serve` prints it.
+        if let Some(path) = base.path().trim_end_matches('/').strip_suffix(API).map(str::to_owned) {
+            base.set_path(&path);
+        }
+        let client = reqwest::Client::builder()
+            .tls_backend_preconfigured(crate::http::tls()?)
+            .redirect(reqwest::redirect::Policy::none()) // a token is for this server alone
+            .connect_timeout(CONNECT_TIMEOUT)
+            .user_agent(concat!("redrive/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .map_err(|e| Failure::failed(causes(&e)))?;
+        let token = token.map(|token| HeaderValue::from_str(&format!("Bearer {token}")));
+        let mut token =
+            token.transpose().map_err(|_| Failure::invalid("the token has characters that no token has"))?;
+        token.iter_mut().for_each(|token| token.set_sensitive(true));
+        Ok(Self { client, base, token })
+    }
+
+    async fn send(&self, mut request: Request<Vec<u8>>, timeout: Option<Duration>) -> Result<Response, Failure> {
+        if let Some(token) = &self.token {
+            request.headers_mut().insert(header::AUTHORIZATION, token.clone());
+        }
+        let mut request = reqwest::Request::try_from(request).map_err(|e| Failure::invalid(causes(&e)))?;
+        *request.timeout_mut() = timeout;
+        let unreachable = |e: reqwest::Error| {
+            let (e, server) = (e.without_url(), self.base.host_str().unwrap_or_default());
+            Failure::new(Failure::UNREACHABLE, format!("{server} could not be reached: {}", causes(&e)))
+        };
+        let answer = self.client.execute(request).await.map_err(unreachable)?;
+        Ok(axum::http::Response::from(answer).map(Body::new))
+    }
+}
+
+impl Here {
+    async fn new(settings: Settings, name: String) -> Result<Self, Failure> {
+        let store = Store::open_with(settings.database.as_str(), settings.store_options()?).await?;
+        let router = App::local(store, settings).await?;
+        Ok(Self { router, caller: Caller { name, role: Role::Admin } })
+    }
+
+    /// The router looks at the path alone.
+    fn base(&self) -> Result<Url, Failure> {
+        Url::parse("http://here").map_err(|e| Failure::failed(e.to_string()))
+    }
+
+    async fn send(&self, request: Request<Vec<u8>>) -> Response {
+        let mut request = request.map(Body::from);
+        request.extensions_mut().insert(self.caller.clone());
+        match self.router.clone().oneshot(request).await {
+            Ok(answer) => answer,
+            Err(never) => match never {},
+        }
+    }
+}
+
+/// An answer that comes line by line, each a JSON value.
+pub(super) struct Lines {
+    body: BodyDataStream,
+    unread: Vec<u8>,
+}
+
+impl Lines {
+    /// The next one; `None` after the last.
+    pub(super) async fn next(&mut self) -> Result<Option<Value>, Failure> {
+        loop {
+            if let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.unread.drain(..=end).collect();
+                let read = serde_json::from_slice(&line);
+                return read.map(Some).map_err(|e| Failure::failed(format!("a line of the answer is no JSON: {e}")));
+            }
+            match self.body.next().await {
+                Some(part) => self.unread.extend_from_slice(&part.map_err(|e| broken_off(&e))?),
+                None => return Ok(None),
+            }
+        }
+    }
+}

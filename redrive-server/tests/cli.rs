@@ -1,0 +1,464 @@
+//! The command line as a person meets it: each story through a server and directly on a database.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use redrive::{NewTask, Store};
+use serde_json::Value;
+
+/// Where commands are tried: a directory with a database and, in one of two modes, a server on it.
+struct Place {
+    dir: tempfile::TempDir,
+    server: Option<Server>,
+}
+
+struct Server {
+    child: Child,
+    url: String,
+    token: String,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+/// What a command said.
+struct Said {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl From<Output> for Said {
+    fn from(output: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Self { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    }
+}
+
+fn command(dir: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
+    command.args(args).current_dir(dir).stdin(Stdio::null()).env("NO_PROXY", "127.0.0.1");
+    ["REDRIVE_DATABASE", "REDRIVE_SERVER_URL", "REDRIVE_TOKEN"].iter().for_each(|name| _ = command.env_remove(name));
+    command
+}
+
+impl Place {
+    /// Commands open the database themselves.
+    fn direct() -> Self {
+        Self { dir: tempfile::tempdir().unwrap(), server: None }
+    }
+
+    /// Commands go through a server.
+    fn served() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut serve = command(dir.path(), &["serve", "--listen", "127.0.0.1:0"]);
+        let mut child = serve.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let line = lines.find(|line| line.contains("API:")).unwrap();
+        let url = line.split_whitespace().nth(1).unwrap().trim_end_matches("/api/v1").to_owned();
+        let line = lines.find(|line| line.contains("token:")).unwrap();
+        let token = line.split_whitespace().nth(1).unwrap().to_owned();
+        Self { dir, server: Some(Server { child, url, token }) }
+    }
+
+    fn both() -> [Self; 2] {
+        [Self::direct(), Self::served()]
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = command(self.dir.path(), args);
+        if let Some(server) = &self.server {
+            command.env("REDRIVE_SERVER_URL", &server.url).env("REDRIVE_TOKEN", &server.token);
+        }
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Said {
+        self.command(args).output().unwrap().into()
+    }
+
+    /// What a command that must succeed prints.
+    fn ok(&self, args: &[&str]) -> String {
+        let said = self.run(args);
+        assert_eq!(said.code, Some(0), "{args:?}: {}{}", said.out, said.err);
+        said.out
+    }
+
+    /// What a command that must fail with this code says.
+    fn fails(&self, code: i32, args: &[&str]) -> String {
+        let said = self.run(args);
+        assert_eq!(said.code, Some(code), "{args:?}: {}{}", said.out, said.err);
+        said.err
+    }
+
+    fn json(&self, args: &[&str]) -> Vec<Value> {
+        let out = self.ok(&[args, &["--json"]].concat());
+        out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// Whom the audit names.
+    fn me(&self) -> &'static str {
+        if self.server.is_some() { "admin" } else { "ada" }
+    }
+
+    async fn store(&self) -> Store {
+        Store::open(&format!("sqlite://{}", self.dir.path().join("redrive.db").display())).await.unwrap()
+    }
+
+    /// Tasks of a method that no node handles: they wait.
+    async fn insert(&self, method: &str, n: usize) -> Vec<String> {
+        let new = |n: usize| {
+            let task = NewTask::new(method, &serde_json::json!({ "order": n })).unwrap();
+            task.key(format!("{method}-{n}")).business("order", n.to_string())
+        };
+        let store = self.store().await;
+        let inserted = store.insert((0..n).map(new).collect(), store.now().await.unwrap()).await.unwrap();
+        inserted.iter().map(|task| task.id.to_string()).collect()
+    }
+}
+
+#[tokio::test]
+async fn a_task_is_followed_to_its_end() {
+    for place in Place::both() {
+        let id = &*place.insert("charge", 1).await.remove(0);
+        let shown = place.ok(&["task", "show", id]);
+        assert!(shown.contains("PENDING") && shown.contains("order/0") && shown.contains("{\"order\":0}"), "{shown}");
+        assert!(place.ok(&["task", "retry", id]).contains("is due now"));
+        assert!(place.ok(&["task", "fail", id]).contains("is a dead letter now"));
+        let shown = place.ok(&["task", "show", id]);
+        assert!(shown.contains("it is a dead letter") && shown.contains("failed_by_hand"), "{shown}");
+        assert!(place.ok(&["dead", "ls", "--unacknowledged", "--unowned"]).contains(id));
+        assert!(place.ok(&["dead", "ack", id, "--note", "looking"]).contains("is seen"));
+        assert!(place.ok(&["dead", "take-over", id, "--owner", "bob"]).contains("is taken over"));
+        assert_eq!(place.json(&["dead", "ls", "--owner", "bob", "--reason", "failed_by_hand"])[0]["task"]["id"], id);
+        assert!(place.ok(&["dead", "ls", "--unowned"]).contains("no such letter"));
+        let back = &place.json(&["dead", "redrive", id])[0];
+        assert_eq!((&back["id"], &back["state"]), (&Value::from(id), &Value::from("redriven")));
+        let new = back["as"].as_str().unwrap();
+        assert_eq!(place.json(&["task", "show", new])[0]["origin_id"], id);
+        place.ok(&["task", "fail", new]);
+        assert!(place.ok(&["dead", "show", new]).contains("brought back from"));
+        assert!(place.ok(&["dead", "resolve", new, "--note", "by hand"]).contains("is resolved"));
+        let shown = place.ok(&["task", "show", new]);
+        assert!(shown.contains("in the archive") && shown.contains("by hand"), "{shown}");
+        assert_eq!(place.json(&["task", "show", new])[0]["found_in"], "archive");
+        place.fails(3, &["dead", "resolve", new]);
+    }
+}
+
+#[tokio::test]
+async fn lists_are_filtered_and_paged() {
+    for place in Place::both() {
+        place.insert("charge", 1_100).await;
+        place.insert("mail", 2).await;
+        let count = |args: &[&str]| place.json(&[&["task", "ls"], args].concat()).len();
+        assert_eq!(count(&[]), 50);
+        assert_eq!(count(&["--limit", "1001"]), 1_001);
+        assert_eq!(count(&["--all"]), 1_102);
+        assert_eq!(count(&["--method", "mail", "--status", "pending"]), 2);
+        assert_eq!(count(&["--status", "running"]), 0);
+        assert_eq!(count(&["--business", "order/1"]), 2);
+        assert_eq!(count(&["--key", "mail-1"]), 1);
+        assert_eq!(count(&["--error-contains", "timeout"]), 0);
+        assert_eq!(count(&["--all", "--created-from", "1h ago", "--due-before", "in 1h"]), 1_102);
+        assert_eq!(count(&["--created-before", "1h ago"]), 0);
+        let said = place.run(&["task", "ls", "--limit", "3"]);
+        assert!(said.out.contains("| id") && said.out.contains("mail-1") && said.err.contains("--all"), "{}", said.out);
+        assert_eq!(said.out.lines().count(), 7);
+        assert!(place.ok(&["task", "ls", "--method", "nobody"]).contains("no such task"));
+        assert!(!said.out.contains('\u{1b}') && !said.err.contains('\u{1b}'), "no colours off a terminal");
+    }
+}
+
+#[tokio::test]
+async fn many_are_counted_first_and_nothing_is_done_unasked() {
+    for place in Place::both() {
+        let ids = place.insert("charge", 1_234).await;
+        place.insert("mail", 3).await;
+        let of_charge = |more: &[&'static str]| [&["task", "cancel", "--method", "charge"], more].concat();
+        let refused = place.fails(2, &of_charge(&[]));
+        assert!(refused.contains("cancel 1,234 tasks") && refused.contains("--yes"), "{refused}");
+        assert!(place.ok(&of_charge(&["--dry-run"])).contains("cancel 1,234 tasks"));
+        assert_eq!(place.json(&of_charge(&["--dry-run"]))[0]["count"]["n"], 1_234);
+        assert_eq!(place.json(&["task", "ls", "--all"]).len(), 1_237, "nothing was done");
+        let lines = place.json(&of_charge(&["--yes", "--note", "a mistake"]));
+        assert!(lines.len() > 1 && lines[0]["state"] == "running", "{lines:?}");
+        assert_eq!(
+            (&lines[lines.len() - 1]["state"], &lines[lines.len() - 1]["done"]),
+            (&"finished".into(), &1_234.into())
+        );
+        assert_eq!(place.json(&["task", "ls", "--all"]).len(), 3);
+        assert!(place.ok(&of_charge(&[])).contains("there are none"));
+        let audit = &place.json(&["audit", "ls", "--action", "task.cancel"])[0];
+        assert_eq!((&audit["note"], &audit["target"]), (&"a mistake".into(), &"many".into()));
+        assert!(place.fails(3, &["task", "retry", &ids[0], &ids[1]]).contains("2 of the tasks are not there"));
+        place.fails(3, &["task", "retry", &ids[0]]);
+        assert!(place.ok(&["task", "fail", "--all", "--yes"]).contains("fail: 3 done"));
+        assert!(place.ok(&["dead", "redrive", "--method", "mail", "--yes", "--rate", "1000"]).contains("3 done"));
+        assert_eq!(place.json(&["task", "ls"]).len(), 3);
+    }
+}
+
+#[tokio::test]
+async fn either_ids_are_given_or_a_filter_or_all() {
+    let place = Place::direct();
+    let id = &*place.insert("charge", 1).await.remove(0);
+    for wrong in [
+        &["task", "cancel"][..],
+        &["task", "cancel", "--yes"],
+        &["task", "cancel", id, "--method", "charge"],
+        &["task", "cancel", id, "--all"],
+        &["task", "cancel", "--all", "--method", "charge"],
+        &["task", "cancel", "seven"],
+        &["task", "cancel", id, "--rate", "0"],
+        &["task", "ls", "--limit", "0"],
+        &["task", "ls", "--business", "order"],
+        &["task", "ls", "--created-from", "yesterday"],
+        &["dead", "redrive", id, "--policy", "{oops"],
+        &["dead", "redrive", id, "--policy", "{\"max_atempts\": 1}"],
+        &["dead", "ack"],
+    ] {
+        place.fails(2, wrong);
+    }
+    assert_eq!(place.json(&["task", "ls"]).len(), 1);
+}
+
+/// A letter whose key lives again stays, and that is said.
+#[tokio::test]
+async fn a_letter_with_a_twin_stays() {
+    for place in Place::both() {
+        let id = &*place.insert("charge", 1).await.remove(0);
+        place.ok(&["task", "fail", id]);
+        let twin = place.insert("charge", 1).await.remove(0);
+        let said = place.fails(1, &["dead", "redrive", id]);
+        assert!(said.contains(&twin), "{said}");
+        place.ok(&["dead", "discard", id]);
+    }
+}
+
+/// On a terminal: it asks, and shows how far it is.
+#[tokio::test]
+async fn a_person_is_asked() {
+    let place = Place::direct();
+    place.insert("charge", 1_200).await;
+    let asked = |answer: &str| {
+        let line = format!("{} task cancel --method charge", env!("CARGO_BIN_EXE_redrive"));
+        let mut script = Command::new("script"); // gives it a terminal
+        script.args(["-qec", &line, "/dev/null"]).current_dir(place.dir.path()).env_remove("REDRIVE_DATABASE");
+        script.env_remove("REDRIVE_SERVER_URL").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = script.spawn().expect("script, of the package bsdutils");
+        child.stdin.take().unwrap().write_all(answer.as_bytes()).unwrap();
+        Said::from(child.wait_with_output().unwrap())
+    };
+    let said = asked("n\n");
+    assert!(said.out.contains("cancel 1,200 tasks? [y/N]") && said.out.contains("nothing was done"), "{}", said.out);
+    assert_eq!((said.code, place.json(&["task", "ls", "--all"]).len()), (Some(1), 1_200));
+    let said = asked("y\n");
+    assert!(said.out.contains("cancel: 1,200 done"), "{}", said.out);
+    assert_eq!((said.code, place.json(&["task", "ls", "--all"]).len()), (Some(0), 0));
+}
+
+#[tokio::test]
+async fn methods_nodes_and_counts_are_seen() {
+    for place in Place::both() {
+        place.insert("charge", 2).await;
+        assert!(place.ok(&["method", "pause", "charge"]).contains("charge: paused"));
+        assert!(place.ok(&["method", "pause", "charge"]).contains("was paused already"));
+        let listed = place.json(&["method", "ls"]);
+        let charge = listed.iter().find(|method| method["method"] == "charge").unwrap();
+        assert_eq!((&charge["tasks"]["n"], &charge["nodes"]), (&2.into(), &0.into()));
+        assert!(charge["paused"]["since"].is_string());
+        assert!(place.ok(&["method", "ls"]).contains("none: unhandled"));
+        assert!(place.ok(&["method", "resume", "charge"]).contains("resumed"));
+        let (shown, same) = (place.ok(&["overview"]), place.ok(&["status"]));
+        assert!(shown.contains("waiting         2") && same.contains("waiting         2"), "{shown}");
+        assert_eq!(place.json(&["overview"])[0]["pending"]["n"], 2);
+        let nodes = place.json(&["node", "ls"]);
+        assert_eq!(nodes.len(), usize::from(place.server.is_some()));
+    }
+}
+
+#[tokio::test]
+async fn settings_are_shown_set_and_taken_back() {
+    for place in Place::both() {
+        place.ok(&["settings", "set", "methods.\"billing.charge\".max_attempts", "7"]);
+        place.ok(&["settings", "set", "defaults.timeout", "10s"]);
+        place.ok(&["settings", "set", "defaults.backoff", "{\"fixed\": \"3s\"}"]);
+        assert_eq!(place.ok(&["settings", "get", "methods.\"billing.charge\".max_attempts"]), "7\n");
+        assert_eq!(place.json(&["settings", "get", "defaults"]).len(), 2);
+        let timeout = &place.json(&["settings", "get", "defaults.timeout"])[0];
+        assert_eq!((&timeout["value"], timeout["set"]["since"].is_string()), (&"10s".into(), true));
+        assert!(place.ok(&["settings", "get"]).contains("engine.lease"));
+        place.ok(&["settings", "unset", "defaults.timeout"]);
+        place.fails(3, &["settings", "get", "defaults.timeout"]);
+        assert!(place.fails(2, &["settings", "set", "engine.lease", "1m"]).contains("belong into the file"));
+        place.fails(2, &["settings", "set", "defaults.max_attempts", "many"]);
+    }
+}
+
+#[tokio::test]
+async fn whoever_may_not_is_refused_and_the_audit_knows() {
+    let place = Place::served();
+    let id = &*place.insert("charge", 1).await.remove(0);
+    let made = &place.json(&["token", "create", "eve", "--role", "viewer", "--expires", "90d"])[0];
+    let secret = made["secret"].as_str().unwrap();
+    let file = place.dir.path().join("token");
+    std::fs::write(&file, format!("{secret}\n")).unwrap();
+    let as_eve = ["--token-file", file.to_str().unwrap()];
+    let shown = place.ok(&[&["task", "show", id][..], &as_eve].concat());
+    assert!(shown.contains("***") && !shown.contains("{\"order\""), "a viewer sees no params: {shown}");
+    for refused in [
+        &["task", "cancel", id][..],
+        &["task", "cancel", "--method", "charge", "--yes"],
+        &["task", "fail", "--all", "--dry-run"],
+        &["method", "pause", "charge"],
+        &["settings", "set", "defaults.max_attempts", "1"],
+        &["token", "ls"],
+        &["audit", "ls"],
+    ] {
+        assert!(place.fails(4, &[refused, &as_eve].concat()).contains("the token is of a viewer"));
+    }
+    assert_eq!(place.json(&["audit", "ls", "--who", "eve", "--action", "api."]).len(), 7);
+    assert!(place.ok(&["audit", "ls", "--who", "eve"]).contains("refused: "));
+    let token = made["token"]["id"].as_str().unwrap();
+    assert!(place.ok(&["token", "revoke", token]).contains("revoked"));
+    place.fails(3, &["token", "revoke", token]);
+    assert!(place.ok(&["token", "ls"]).contains("revoked"));
+    let without = Said::from(place.command(&["task", "ls"]).env_remove("REDRIVE_TOKEN").output().unwrap());
+    assert!(without.code == Some(4) && without.err.contains("REDRIVE_TOKEN"), "{}", without.err);
+    place.fails(2, &["token", "create", "x", "--expires", "soon"]);
+}
+
+#[test]
+fn a_server_or_a_database_that_cannot_be_reached_is_told_from_a_failure() {
+    let place = Place::direct();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let said = place.fails(5, &["task", "ls", "--server", &format!("http://{free}")]);
+    assert!(said.contains("could not be reached"), "{said}");
+    place.fails(5, &["task", "ls", "--database", &format!("postgres://me@{free}/none")]);
+    place.fails(2, &["task", "ls", "--server", "redrive.example.org"]);
+    place.fails(2, &["task", "ls", "--server", "http://x", "--database", "sqlite://x.db"]);
+    place.fails(2, &["task", "ls", "--token-file", "token"]);
+    place.fails(2, &["task", "ls", "--database", "oracle://x"]);
+    place.fails(2, &["task", "ls", "--server", "http://x", "--by", "ada"]);
+}
+
+/// What is said on the command line wins over the environment.
+#[tokio::test]
+async fn a_database_that_is_named_is_used_though_there_is_a_server() {
+    let place = Place::served();
+    place.insert("charge", 1).await;
+    let other = ["--database", "sqlite://other.db"];
+    assert!(place.ok(&[&["task", "ls"][..], &other].concat()).contains("no such task"));
+    place.ok(&[&["method", "pause", "charge", "--by", "ada"][..], &other].concat());
+    assert!(place.ok(&[&["audit", "ls"][..], &other].concat()).contains("ada"));
+    assert_eq!(place.json(&["task", "ls"]).len(), 1);
+    let url = format!("{}/api/v1", place.server.as_ref().unwrap().url); // as `serve` prints it
+    assert_eq!(place.json(&["task", "ls", "--server", &url]).len(), 1);
+}
+
+/// The names that the audit has: of the token, or of who says so.
+#[tokio::test]
+async fn the_audit_says_who() {
+    for place in Place::both() {
+        let pause = place.command(&["method", "pause", "charge"]).env("USER", "ada").output().unwrap();
+        assert!(pause.status.success());
+        assert_eq!(place.json(&["audit", "ls", "--action", "method."])[0]["who"], place.me());
+    }
+}
+
+#[test]
+fn tasks_are_enqueued_from_files_and_pipes() {
+    let place = Place::served();
+    let task = |n| format!("{{ \"method\": \"charge\", \"key\": \"k{n}\" }}\n");
+    let file = place.dir.path().join("tasks.ndjson");
+    std::fs::write(&file, (0..2_500).map(|n| task(n % 2_400)).collect::<String>()).unwrap();
+    assert_eq!(place.ok(&["task", "enqueue", "tasks.ndjson"]), "2,400 written down, 100 there already\n");
+    assert_eq!(place.json(&["task", "ls", "--all"]).len(), 2_400);
+    let piped = |text: &str| {
+        let mut child =
+            place.command(&["task", "enqueue"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        Said::from(child.wait_with_output().unwrap())
+    };
+    assert!(piped(&task(9_000)).out.contains("is written down"));
+    assert!(piped(&task(9_000)).out.contains("was there already"));
+    assert_eq!(piped("[]").code, Some(2));
+    assert_eq!(piped("{\"method\": \"\"}").code, Some(2));
+    let some = piped("{\"method\": \"charge\", \"key\": \"a\"} {\"method\": \"\"}");
+    assert_eq!((some.code, &*some.out), (Some(2), "1 written down, 0 there already\n"));
+    let direct = Place::direct();
+    std::fs::write(direct.dir.path().join("one.json"), task(1)).unwrap();
+    assert!(direct.fails(5, &["task", "enqueue", "one.json"]).contains("redrive serve"));
+}
+
+/// `redrive task ls | head`
+#[tokio::test]
+async fn whoever_has_read_enough_may_close_the_pipe() {
+    for place in Place::both() {
+        place.insert("charge", 1_200).await;
+        for args in [&["task", "ls", "--all", "--json"][..], &["task", "ls", "--all"], &["completions", "zsh"]] {
+            let mut child = place.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            drop(child.stdout.take()); // more than a pipe holds is still to come
+            let said = Said::from(child.wait_with_output().unwrap());
+            assert_eq!((said.code, &*said.err), (Some(0), ""), "{args:?}");
+        }
+    }
+}
+
+#[test]
+fn shells_complete_it() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = Place::direct().ok(&["completions", shell]);
+        assert!(script.contains("take-over") && script.contains("redrive"), "{shell}");
+    }
+}
+
+#[test]
+fn the_exit_codes_are_in_the_help_and_in_the_docs() {
+    let help = Place::direct().ok(&["--help"]);
+    let docs = include_str!("../../docs/operate/cli.md");
+    let codes = help.split_once("Exit codes:").unwrap().1.lines().filter_map(|line| line.trim().split_once("  "));
+    let rows: Vec<String> = codes.map(|(code, meaning)| format!("| {code} | {meaning} |")).collect();
+    assert_eq!(rows.len(), 6);
+    rows.iter().for_each(|row| assert!(docs.contains(row), "{row}"));
+}
+
+fn set(variable: &str) -> String {
+    std::env::var(variable)
+        .unwrap_or_else(|_| panic!("{variable} is not set: run scripts/test, or `eval \"$(scripts/db env)\"` first"))
+}
+
+/// To the mail server of `scripts/db`, with TLS and a login.
+#[test]
+fn a_test_message_goes_through_each_channel() {
+    let place = Place::direct();
+    assert!(place.fails(2, &["notify", "test"]).contains("no channel"));
+    let (address, ca) = (set("REDRIVE_TEST_SMTP_STARTTLS"), set("REDRIVE_TEST_SMTP_CA"));
+    let (host, port) = address.split_once(':').unwrap();
+    let to = format!("cli-{}@example.org", std::process::id());
+    let mail = |name: &str, password: &str| {
+        format!(
+            "[notify.channels.{name}]\ntype = 'mail'\nhost = '{host}'\nport = {port}\nencryption = 'starttls'\nuser = 'redrive'\n\
+             password = '{password}'\nfrom = 'redrive@example.org'\nto = ['{to}']\nca_file = '{ca}'\n"
+        )
+    };
+    std::fs::write(place.dir.path().join("redrive.toml"), mail("ops", "sink") + &mail("broken", "hunter2")).unwrap();
+    let received = || {
+        let mails = std::fs::read_dir(set("REDRIVE_TEST_MAILS")).unwrap().map(|file| file.unwrap().path());
+        mails.filter(|file| std::fs::read_to_string(file).is_ok_and(|mail| mail.contains(&to))).count()
+    };
+    assert_eq!(place.ok(&["notify", "test", "ops"]), "ops: taken\n");
+    assert_eq!(received(), 1);
+    let said = place.run(&["notify", "test"]);
+    assert_eq!(said.code, Some(1));
+    assert!(said.out.contains("ops: taken\n") && said.out.contains("broken: failed: "), "{}", said.out);
+    assert!(!said.out.contains("hunter2"), "no password is shown: {}", said.out);
+    assert_eq!(received(), 2);
+    place.fails(3, &["notify", "test", "nobody"]);
+}
