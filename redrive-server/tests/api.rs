@@ -424,3 +424,37 @@ fn the_document_describes_every_route_and_the_page_shows_it() {
     let (status, kind, page) = server.ask_as("", "GET", "/docs", "");
     assert!(status == 200 && kind.starts_with("text/html") && page.contains("openapi.js"));
 }
+
+#[test]
+fn a_host_that_is_down_is_held_back_and_people_decide_about_its_gate() {
+    let gate = "[http]\nallow = ['127.0.0.0/8']\n[http.gate.breaker]\ntrips = [{ consecutive = 3 }]\nopen_wait = { fixed = '1h' }\n";
+    let server = Server::with(gate);
+    for n in 0..5 {
+        let new = json!({ "http": { "url": "http://127.0.0.1:9/" }, "key": format!("k{n}"), "policy": { "backoff": { "fixed": "10ms" } } });
+        server.json("POST", "/api/v1/tasks", &new);
+    }
+    let gates = || server.json("GET", "/api/v1/gates", &Value::Null).1["gates"].clone();
+    while gates()[0]["state"] != "open" {
+        std::thread::yield_now();
+    }
+    let open = gates();
+    assert_eq!((&open[0]["name"], &open[0]["opens"]), (&json!("127.0.0.1:9"), &json!(1)), "{open}");
+    let (status, held) = server.json(
+        "POST",
+        "/api/v1/tasks",
+        &json!({ "http": { "url": "http://127.0.0.1:9/" }, "wait": true, "key": "k9" }),
+    );
+    assert!(
+        status == 202 && held["error"].as_str().unwrap().contains("held back until"),
+        "not tried, but written down: {held}"
+    );
+    let act = |gate: &str, verb: &str, body: &Value| server.json("POST", &format!("/api/v1/gates/{gate}/{verb}"), body);
+    assert_eq!(act("127.0.0.1:9", "hold", &json!({ "state": "closed" })).1["held"], "closed");
+    assert_eq!(act("127.0.0.1:9", "reset", &Value::Null).1["state"], "closed");
+    assert_eq!(act("http:example.org:443", "hold", &json!({ "state": "open", "note": "INC-7" })).1["why"], "INC-7");
+    assert_eq!(act("http", "hold", &json!({ "state": "open" })).0, 200, "a method that never had trouble");
+    assert_eq!(
+        (act("nothing", "reset", &Value::Null).0, act("nothing", "hold", &json!({ "state": "open" })).0),
+        (404, 404)
+    );
+}

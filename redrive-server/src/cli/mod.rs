@@ -10,7 +10,7 @@
 //! | `out` | tables for people, JSON for programs, times, counts |
 //! | `filter` | which tasks or letters, and lists of them, page by page |
 //! | `bulk` | what is done to many, with a dry run, a question and a bar |
-//! | `task`, `dead`, `method`, `node`, `settings`, `token`, `audit`, `overview` | the commands |
+//! | `task`, `dead`, `method`, `gate`, `node`, `settings`, `token`, `audit`, `overview` | the commands |
 //! | `notify` | whether people can be reached |
 
 mod api;
@@ -20,6 +20,7 @@ mod dead;
 mod enqueue;
 mod failure;
 mod filter;
+mod gate;
 mod method;
 mod node;
 mod notify;
@@ -78,6 +79,8 @@ enum Command {
     Dead(Group<dead::Command>),
     /// See what waits of each method; hold one back and let it go.
     Method(Group<method::Command>),
+    /// See which targets are held back because they are down; hold one, or let it go.
+    Gate(Group<gate::Command>),
     /// Look at the nodes that share a database.
     Node(Group<node::Command>),
     /// See what settings hold; change some while nodes run.
@@ -203,6 +206,7 @@ impl Cli {
             Command::Task(group) => group.run().await,
             Command::Dead(group) => group.run().await,
             Command::Method(group) => group.run().await,
+            Command::Gate(group) => group.run().await,
             Command::Node(group) => group.run().await,
             Command::Settings(group) => group.run().await,
             Command::Token(group) => group.run().await,

@@ -10,7 +10,7 @@
 //! | `enqueue` | writing tasks down: one, one that is tried at once, thousands |
 //! | `tasks`, `dead` | tasks that wait or run, dead letters, what has ended |
 //! | `bulk` | what people do to many |
-//! | `cluster`, `settings`, `events` | methods, nodes, what holds, and what happens |
+//! | `cluster`, `gates`, `settings`, `events` | methods, nodes, what is held back, what holds, and what happens |
 //! | `people` | what they did, and their tokens |
 
 mod auth;
@@ -20,6 +20,7 @@ mod dead;
 mod enqueue;
 mod events;
 mod filter;
+mod gates;
 mod health;
 mod input;
 mod openapi;
@@ -194,6 +195,7 @@ fn router(app: App, limits: &ServerSettings) -> Router {
         .merge(tasks::routes())
         .merge(dead::routes())
         .merge(cluster::routes())
+        .merge(gates::routes())
         .merge(settings::routes())
         .merge(people::routes())
         .layer(axum::middleware::from_fn_with_state(limits.request_timeout, in_time));

@@ -280,3 +280,44 @@ pub(super) enum EndedAsShape {
     Discarded,
     Redriven,
 }
+
+#[derive(Serialize, Deserialize, ToSchema)]
+#[schema(as = GateState)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum GateStateShape {
+    Closed,
+    Open,
+    HalfOpen,
+}
+
+#[derive(Serialize, Deserialize, ToSchema)]
+#[schema(as = Hold)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum HoldShape {
+    Open,
+    Closed,
+}
+
+/// A circuit breaker that all nodes share: it holds the tasks of a method or host back while that is down.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[schema(as = Gate)]
+pub(super) struct GateShape {
+    lane: i32,
+    /// The method or the host.
+    name: String,
+    state: GateStateShape,
+    /// What a person has decided; a target that has failed for days is held open, too.
+    held: Option<HoldShape>,
+    generation: i64,
+    #[schema(format = DateTime)]
+    changed_at: String,
+    #[schema(format = DateTime)]
+    open_until: Option<String>,
+    #[schema(format = DateTime)]
+    failing_since: Option<String>,
+    /// How often it has opened in a row.
+    opens: u32,
+    probes_given: u32,
+    probes_passed: u32,
+    why: Option<String>,
+}

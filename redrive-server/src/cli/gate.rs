@@ -1,0 +1,85 @@
+//! `redrive gate`: which targets are held back, and what a person decides about one.
+
+use clap::{Subcommand, ValueEnum};
+use serde_json::{Value, json};
+
+use super::Run;
+use super::api::{Api, Query};
+use super::out::{Column, Out, short, text, when};
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// List gates that have opened, or were held, at some time.
+    Ls,
+    /// Hold a gate open (nothing goes through) or closed (everything does), until it is released or reset.
+    Hold {
+        /// The gate: its name in the list, a method, or http:HOST:PORT.
+        gate: String,
+        /// Which way.
+        state: Held,
+        /// Why, for others.
+        #[arg(long)]
+        note: Option<String>,
+    },
+    /// Let a gate go that is held: it is as it was, and if that is open it gives probes away at once.
+    Release {
+        /// The gate: its name in the list.
+        gate: String,
+    },
+    /// Say that all is well: the gate is closed, and forgets.
+    Reset {
+        /// The gate: its name in the list.
+        gate: String,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum Held {
+    Open,
+    Closed,
+}
+
+const COLUMNS: &[Column] = &[
+    ("gate", |gate, _| short(gate, "name")),
+    ("state", |gate, _| state(gate)),
+    ("since", |gate, now| when(gate, "changed_at", now)),
+    ("open until", |gate, now| when(gate, "open_until", now)),
+    ("failing since", |gate, now| when(gate, "failing_since", now)),
+    ("opens", |gate, _| text(gate, "opens")),
+    ("why", |gate, _| short(gate, "why")),
+];
+
+impl Run for Command {
+    async fn run(self, api: &Api, out: Out) -> anyhow::Result<()> {
+        match self {
+            Self::Ls => {
+                let answer = api.get(&["gates"], &Query::new()).await?;
+                let gates = answer.get("gates").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+                Ok(out.list(gates, COLUMNS, "no gate has ever opened")?)
+            }
+            Self::Hold { gate, state, note } => {
+                let state = match state {
+                    Held::Open => "open",
+                    Held::Closed => "closed",
+                };
+                act(&gate, "hold", &json!({ "state": state, "note": note }), api, out).await
+            }
+            Self::Release { gate } => act(&gate, "release", &json!({}), api, out).await,
+            Self::Reset { gate } => act(&gate, "reset", &json!({}), api, out).await,
+        }
+    }
+}
+
+async fn act(gate: &str, verb: &str, body: &Value, api: &Api, out: Out) -> anyhow::Result<()> {
+    let after = api.post(&["gates", gate, verb], body).await?;
+    let said = format!("{}: {}; nodes follow within their beat", text(&after, "name"), state(&after));
+    Ok(out.say(&after, said)?)
+}
+
+/// What it lets through, and whether a person has decided that.
+fn state(gate: &Value) -> String {
+    match text(gate, "held").as_str() {
+        "" => text(gate, "state").replace('_', "-"),
+        held => format!("held {held}"),
+    }
+}
