@@ -91,6 +91,11 @@ impl HttpDelivery {
         self.0.targets.values().fold(plain, with).state(self)
     }
 
+    /// The client for targets that may be at private addresses: for measuring what it does by itself.
+    pub(crate) fn client(&self) -> &Client {
+        &self.0.private.client
+    }
+
     /// The target of this name.
     pub fn target(&self, name: &str) -> Option<&Target> {
         self.0.targets.get(name)
@@ -300,16 +305,21 @@ fn cause<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Opti
     None
 }
 
+/// What the client's layers say of an error whose cause says it all.
+const SAY_NOTHING: &[&str] =
+    &["error sending request", "client error (Connect)", "client error (SendRequest)", "tcp connect error"];
+
 /// An error and its causes, each once.
 fn chain(error: &dyn StdError) -> String {
-    let mut said = error.to_string();
-    let mut next = error.source();
+    let mut said = String::new();
+    let mut next = Some(error);
     while let Some(error) = next {
         let more = error.to_string();
-        if !said.contains(&more) {
-            said = format!("{said}: {more}");
-        }
         next = error.source();
+        let is_news = next.is_none() || !SAY_NOTHING.contains(&more.as_str());
+        if is_news && !said.contains(&more) {
+            said = if said.is_empty() { more } else { format!("{said}: {more}") };
+        }
     }
     said
 }
