@@ -4,6 +4,7 @@ use clap::{Args, Parser, Subcommand};
 use redrive::{Settings, Store};
 
 use crate::bench::Bench;
+use crate::demo::Demo;
 use crate::migrate::Migrate;
 use crate::serve::Serve;
 use crate::{method, node, serve, token};
@@ -22,6 +23,11 @@ enum Command {
     ///
     /// Stops cleanly on Ctrl-C (SIGINT) or SIGTERM; a second one stops at once.
     Serve(Serve),
+    /// See what it does, in half a minute and with nothing to set up.
+    ///
+    /// A server, a flaky service and a mailbox, all in this process and on loopback; some tasks, and what becomes of them. Exits
+    /// with 0 if every task ended as it was announced.
+    Demo(Demo),
     /// Create the schema in a database, bring it up to date, or go over to monthly tables.
     ///
     /// Safe while nodes are running, and to be repeated. `serve` brings the schema up to date when it starts.
@@ -73,9 +79,18 @@ impl Database {
 }
 
 impl Cli {
+    /// What is logged if nobody says so: the demo tells its own story.
+    pub(crate) fn log_filter(&self) -> &'static str {
+        match self.command {
+            Command::Demo(_) => "off",
+            _ => "warn,redrive=info",
+        }
+    }
+
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Serve(serve) => serve::run(&serve).await,
+            Command::Demo(demo) => demo.run().await,
             Command::Node(command) => command.run().await,
             Command::Method(command) => command.run().await,
             Command::Token(command) => command.run().await,

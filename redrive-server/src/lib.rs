@@ -12,6 +12,7 @@
 #[allow(clippy::indexing_slicing, reason = "a tool for measuring: a panic in it is a report")]
 mod bench;
 mod cli;
+mod demo;
 pub mod http;
 mod method;
 mod migrate;
@@ -27,7 +28,7 @@ use clap::Parser;
 /// Does what the command line says.
 pub fn run() -> ExitCode {
     let cli = cli::Cli::parse();
-    init_logging();
+    init_logging(cli.log_filter());
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(e) => return failed(&e.into()),
@@ -52,7 +53,7 @@ fn failed(e: &anyhow::Error) -> ExitCode {
 }
 
 /// Logs go to standard error; `RUST_LOG` chooses what.
-fn init_logging() {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,redrive=info".into());
+fn init_logging(default: &str) {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| default.into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
 }
