@@ -22,8 +22,6 @@ use crate::http::{HttpCall, HttpDelivery, HttpRequest};
 
 /// The target's name; its method is `http.bench`.
 const TARGET: &str = "bench";
-/// Requests at once: as a target has them if the settings do not say otherwise.
-const AT_ONCE: usize = 100;
 /// Tasks that are enqueued together.
 const BATCH: u64 = 500;
 /// Callers that enqueue at the same time.
@@ -74,12 +72,12 @@ struct World {
 }
 
 impl World {
-    async fn expecting(requests: u64) -> anyhow::Result<Self> {
+    async fn expecting(requests: u64, at_once: usize) -> anyhow::Result<Self> {
         let goal = Goal::of(requests);
         let reached = goal.clone();
         let service = Service::answering(move |_| reached.step()).await?;
         let toml =
-            format!("[targets.{TARGET}]\nbase_url = '{}'\nallow_private = true\nconcurrency = {AT_ONCE}", service.url);
+            format!("[targets.{TARGET}]\nbase_url = '{}'\nallow_private = true\nconcurrency = {at_once}", service.url);
         let settings = Settings::parse(&toml, std::iter::empty())?;
         let delivery = HttpDelivery::new(&settings)?;
         Ok(Self { service, goal, settings, delivery })
@@ -119,8 +117,8 @@ pub(super) fn method() -> String {
 }
 
 /// Tasks that are there already: from the start of the engine until every outcome is written.
-pub(super) async fn deliver(store: &Store, tasks: u64) -> anyhow::Result<Duration> {
-    let world = World::expecting(tasks).await?;
+pub(super) async fn deliver(store: &Store, tasks: u64, at_once: usize) -> anyhow::Result<Duration> {
+    let world = World::expecting(tasks, at_once).await?;
     let writer = enqueuer(store).await?;
     for first in (0..tasks).step_by(BATCH as usize) {
         writer.enqueue_many(world.calls(first, (first + BATCH).min(tasks))?).await?;
@@ -135,8 +133,8 @@ pub(super) async fn deliver(store: &Store, tasks: u64) -> anyhow::Result<Duratio
 }
 
 /// Callers that enqueue while the engine delivers what they enqueue.
-pub(super) async fn enqueue_and_deliver(store: &Store, tasks: u64) -> anyhow::Result<Duration> {
-    let world = Arc::new(World::expecting(tasks).await?);
+pub(super) async fn enqueue_and_deliver(store: &Store, tasks: u64, at_once: usize) -> anyhow::Result<Duration> {
+    let world = Arc::new(World::expecting(tasks, at_once).await?);
     let engine = world.engine(store).await?;
     let started = start();
     let mut callers: JoinSet<redrive::Result<()>> = JoinSet::new();
@@ -159,13 +157,13 @@ pub(super) async fn enqueue_and_deliver(store: &Store, tasks: u64) -> anyhow::Re
 }
 
 /// The same requests by the same client, without any store.
-pub(super) async fn client_alone(tasks: u64) -> anyhow::Result<Duration> {
-    let world = World::expecting(tasks).await?;
+pub(super) async fn client_alone(tasks: u64, at_once: usize) -> anyhow::Result<Duration> {
+    let world = World::expecting(tasks, at_once).await?;
     let (url, headers) = (format!("{}{PATH}", world.service.url), sent_headers()?);
     let next = Arc::new(AtomicU64::new(0));
     let started = start();
     let mut callers: JoinSet<anyhow::Result<()>> = JoinSet::new();
-    for _ in 0..AT_ONCE {
+    for _ in 0..at_once {
         let (client, url, headers, next) =
             (world.delivery.client().clone(), url.clone(), headers.clone(), next.clone());
         callers.spawn(async move {

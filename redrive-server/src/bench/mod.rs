@@ -35,6 +35,9 @@ pub(crate) struct Bench {
     /// Other tasks that wait, for `backlog`.
     #[arg(long, value_delimiter = ',', default_values_t = [0, 1_000_000, 5_000_000])]
     pending: Vec<u64>,
+    /// Requests at once, for `http`.
+    #[arg(long, default_value_t = 250)]
+    at_once: usize,
     /// One JSON object a line instead of a table.
     #[arg(long)]
     json: bool,
@@ -184,9 +187,9 @@ impl Bench {
     }
 
     async fn http(&self, store: &redrive::Store, raw: &Raw) -> anyhow::Result<[Figures; 2]> {
-        let client = async || http::client_alone(self.tasks).await;
-        let deliver = async || http::deliver(store, self.tasks).await;
-        let both = async || http::enqueue_and_deliver(store, self.tasks).await;
+        let client = async || http::client_alone(self.tasks, self.at_once).await;
+        let deliver = async || http::deliver(store, self.tasks, self.at_once).await;
+        let both = async || http::enqueue_and_deliver(store, self.tasks, self.at_once).await;
         Ok([
             self.compare("http: deliver", self.tasks, raw, deliver, client).await?,
             self.compare("http: enqueue and deliver", self.tasks, raw, both, client).await?,

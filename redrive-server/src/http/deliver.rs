@@ -14,6 +14,7 @@ use std::error::Error as StdError;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Bytes;
 use redrive::{Builder, Clock, Context, Error, ErrorKind, HttpSettings, Kind, MethodOptions, Result, Settings};
 use reqwest::header::{HeaderMap, LOCATION};
 use reqwest::{Client, Method, Url};
@@ -127,7 +128,7 @@ impl HttpDelivery {
             Some(task) if task.policy.timeout.is_none() => within(DEFAULT_TIMEOUT, self.follow(hop)).await?,
             _ => self.follow(hop).await?,
         };
-        Ok(match target {
+        Ok(match target.filter(|target| target.has_secrets()) {
             Some(target) => answer.hiding(|text| target.hide_in(text)),
             None => answer,
         })
@@ -155,7 +156,7 @@ impl HttpDelivery {
         let keys = target.map_or(&[][..], Target::keys);
         sending.add_to(&mut headers, keys, &body, Clock::system().now());
         target.iter().for_each(|target| target.add_headers(&mut headers));
-        Ok(Hop { target, url, method, headers, body })
+        Ok(Hop { target, url, method, headers, body: body.into() })
     }
 
     async fn follow(&self, mut hop: Hop<'_>) -> Result<Answer, DeliveryError> {
@@ -200,7 +201,7 @@ struct Hop<'a> {
     url: Url,
     method: Method,
     headers: HeaderMap,
-    body: Vec<u8>,
+    body: Bytes,
 }
 
 impl Hop<'_> {

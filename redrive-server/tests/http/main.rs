@@ -454,7 +454,6 @@ async fn of_a_hundred_hosts_one_that_hangs_holds_up_nobody_else() {
             .expect("it waits for the one that hangs");
     }
     assert_eq!(bad.seen().len(), share, "the first ones still hang, and no more than its share were begun");
-    assert_eq!(engine.stats().executing, share);
     engine.stop().await;
 }
 
