@@ -110,8 +110,8 @@ impl Stage {
         let (sent, mails) = mpsc::unbounded_channel();
         let post = mail::serve(sent).await?;
         let (shop, shop_at) = Shop::open(parts.iter().map(|part| (part.name, part.answers))).await?;
-        let warehouse = Warehouse::open().await?;
-        let settings = settings(unit, post, &[("shop", shop_at), ("warehouse", warehouse.address())])?;
+        let warehouse = Warehouse::open()?;
+        let settings = settings(unit, post, &[("shop", shop_at), ("warehouse", warehouse.address()?)])?;
         let delivery = HttpDelivery::new(&settings)?;
         let store = Store::open(&format!("sqlite://{}", dir.join("redrive.db").display())).await?;
         let builder = Engine::builder(store).settings(settings).discover(false);
@@ -227,7 +227,7 @@ impl Stage {
                 self.teller.say(Tone::Bad, "warehouse", "is down: nobody listens at its address");
             }
             (true, true, false) => {
-                self.warehouse.up().await?;
+                self.warehouse.up()?;
                 self.teller.say(Tone::Good, "warehouse", "is up again");
             }
             _ => {}

@@ -11,7 +11,7 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -78,7 +78,8 @@ async fn order(State(shop): State<Shop>, Path(name): Path<String>) -> Response {
 /// A service that takes everything while it is up; while it is down nobody listens at its address.
 #[derive(Debug)]
 pub(super) struct Warehouse {
-    address: SocketAddr,
+    /// Has the address and does not listen, so that nobody else gets it meanwhile.
+    door: TcpSocket,
     up: Option<(CancellationToken, JoinHandle<()>)>,
 }
 
@@ -87,24 +88,23 @@ const CLOSING: Duration = Duration::from_secs(2);
 
 impl Warehouse {
     /// One that is up.
-    pub(super) async fn open() -> Result<Self> {
-        let mut warehouse = Self { address: ([127, 0, 0, 1], 0).into(), up: None };
-        warehouse.up().await?;
+    pub(super) fn open() -> Result<Self> {
+        let mut warehouse = Self { door: bound(([127, 0, 0, 1], 0).into())?, up: None };
+        warehouse.up()?;
         Ok(warehouse)
     }
 
-    pub(super) fn address(&self) -> SocketAddr {
-        self.address
+    pub(super) fn address(&self) -> Result<SocketAddr> {
+        Ok(self.door.local_addr()?)
     }
 
     pub(super) fn is_up(&self) -> bool {
         self.up.is_some()
     }
 
-    /// Comes up, at the address that it had before.
-    pub(super) async fn up(&mut self) -> Result<()> {
-        let listener = TcpListener::bind(self.address).await.context("opening the warehouse")?;
-        self.address = listener.local_addr()?;
+    /// Comes up.
+    pub(super) fn up(&mut self) -> Result<()> {
+        let listener = bound(self.address()?)?.listen(100).context("opening the warehouse")?;
         let stop = CancellationToken::new();
         let stopped = stop.clone().cancelled_owned();
         let router = Router::new().fallback(async || "stored");
@@ -124,4 +124,12 @@ impl Warehouse {
             }
         }
     }
+}
+
+/// A socket at an address that others of ours may have, too, as long as one of them listens.
+fn bound(address: SocketAddr) -> Result<TcpSocket> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address).with_context(|| format!("taking {address}"))?;
+    Ok(socket)
 }
