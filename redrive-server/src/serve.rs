@@ -92,7 +92,7 @@ pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
 }
 
 /// On the first start there is nobody who could make a token: so one is made, and shown. Not where others could be first.
-async fn first_token(store: &Store, listen: SocketAddr) -> anyhow::Result<Option<String>> {
+pub(crate) async fn first_token(store: &Store, listen: SocketAddr) -> anyhow::Result<Option<String>> {
     if !store.tokens().await?.is_empty() {
         return Ok(None);
     }
@@ -107,7 +107,7 @@ async fn first_token(store: &Store, listen: SocketAddr) -> anyhow::Result<Option
 
 /// Ctrl-C (SIGINT) and, where there is one, SIGTERM. Made before anybody is told that it may be pressed: until then a
 /// signal ends the process.
-struct StopSignals {
+pub(crate) struct StopSignals {
     #[cfg(unix)]
     interrupt: tokio::signal::unix::Signal,
     #[cfg(unix)]
@@ -115,7 +115,7 @@ struct StopSignals {
 }
 
 impl StopSignals {
-    fn new() -> std::io::Result<Self> {
+    pub(crate) fn new() -> std::io::Result<Self> {
         #[cfg(unix)]
         use tokio::signal::unix::{SignalKind, signal};
         Ok(Self {
@@ -127,7 +127,7 @@ impl StopSignals {
     }
 
     /// Waits for the next one; its name.
-    async fn next(&mut self) -> &'static str {
+    pub(crate) async fn next(&mut self) -> &'static str {
         #[cfg(unix)]
         tokio::select! {
             _ = self.interrupt.recv() => "Ctrl-C",

@@ -5,8 +5,10 @@
 //! All rows that it writes are its own (their method begins with `bench.`) and are removed again.
 
 mod cluster;
+mod http;
 mod ours;
 mod raw;
+mod targets;
 
 use std::time::Duration;
 
@@ -15,6 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::Database;
 use raw::Raw;
+use targets::By;
 
 #[derive(Args, Debug)]
 pub(crate) struct Bench {
@@ -32,6 +35,9 @@ pub(crate) struct Bench {
     /// Other tasks that wait, for `backlog`.
     #[arg(long, value_delimiter = ',', default_values_t = [0, 1_000_000, 5_000_000])]
     pending: Vec<u64>,
+    /// Requests at once, for `http`.
+    #[arg(long, default_value_t = 250)]
+    at_once: usize,
     /// One JSON object a line instead of a table.
     #[arg(long)]
     json: bool,
@@ -58,6 +64,10 @@ enum Scenario {
     ///
     /// On PostgreSQL, in a database of its own: it is given monthly tables.
     Cluster,
+    /// HTTP tasks to a service on this machine, beside what the same client does without a store.
+    Http,
+    /// A hundred HTTP targets, of which one hangs: how long the others' requests take, beside without it.
+    Targets,
     /// What the process takes in memory while it holds a million tasks that are due soon (Linux; best alone).
     Memory,
 }
@@ -72,6 +82,8 @@ struct Figures {
     tasks: u64,
     rate: Option<f64>,
     raw_rate: Option<f64>,
+    /// Ours to raw; of times, with to without.
+    ratio: Option<f64>,
     p50: Option<Duration>,
     p99: Option<Duration>,
     max: Option<Duration>,
@@ -134,6 +146,12 @@ impl Bench {
                 all.push(Figures { scenario, tasks, memory_mb, ..Figures::default() });
             }
             Scenario::Cluster => all.extend(self.cluster(store, raw).await?),
+            Scenario::Http => all.extend(self.http(store, raw).await?),
+            Scenario::Targets => {
+                for by in [By::Name, By::Host] {
+                    all.extend(self.targets(by, store, raw).await?);
+                }
+            }
             Scenario::Backlog => {
                 let mut there = 0;
                 for pending in &self.pending {
@@ -168,6 +186,33 @@ impl Bench {
         Ok([scan, Figures { scenario, tasks: pending, rate, ..Figures::default() }])
     }
 
+    async fn http(&self, store: &redrive::Store, raw: &Raw) -> anyhow::Result<[Figures; 2]> {
+        let client = async || http::client_alone(self.tasks, self.at_once).await;
+        let deliver = async || http::deliver(store, self.tasks, self.at_once).await;
+        let both = async || http::enqueue_and_deliver(store, self.tasks, self.at_once).await;
+        Ok([
+            self.compare("http: deliver", self.tasks, raw, deliver, client).await?,
+            self.compare("http: enqueue and deliver", self.tasks, raw, both, client).await?,
+        ])
+    }
+
+    /// In the order without, with, without.
+    async fn targets(&self, by: By, store: &redrive::Store, raw: &Raw) -> anyhow::Result<[Figures; 2]> {
+        let by_what = format!("{by:?}").to_lowercase();
+        let bar = self.progress(&format!("100 targets by {by_what}"), self.runs as u64 * 3);
+        let mut seen = [const { Vec::new() }; 2];
+        for hangs in [false, true, false].repeat(self.runs) {
+            seen[usize::from(hangs)].push(targets::run(store, raw, by, hangs).await?);
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        let [without, with] = seen;
+        let without = percentiles(&format!("99 targets by {by_what}"), targets::counted(), without);
+        let with = percentiles("the same, the 100th hangs", targets::counted(), with);
+        let ratio = with.p99.zip(without.p99).map(|(with, without)| with.as_secs_f64() / without.as_secs_f64());
+        Ok([without, Figures { ratio, ..with }])
+    }
+
     async fn drain(&self, name: &str, store: &redrive::Store, raw: &Raw) -> anyhow::Result<Figures> {
         let ours = async || ours::drain(store, raw, self.tasks).await;
         let raw_run = async || raw.drain(self.tasks).await;
@@ -196,7 +241,8 @@ impl Bench {
         bar.finish_and_clear();
         let rate = |times: &mut Vec<Duration>| (!times.is_empty()).then(|| tasks as f64 / median(times).as_secs_f64());
         let (rate, raw_rate) = (rate(&mut our_times), rate(&mut raw_times));
-        Ok(Figures { scenario: name.into(), tasks, rate, raw_rate, ..Figures::default() })
+        let ratio = rate.zip(raw_rate).map(|(rate, raw)| rate / raw);
+        Ok(Figures { scenario: name.into(), tasks, rate, raw_rate, ratio, ..Figures::default() })
     }
 
     /// Medians of each run's percentiles.
@@ -206,17 +252,11 @@ impl Bench {
         tasks: u64,
         run: impl AsyncFn() -> anyhow::Result<Vec<Duration>>,
     ) -> anyhow::Result<Figures> {
-        let mut at = [const { Vec::new() }; 3];
+        let mut runs = Vec::new();
         for _ in 0..self.runs {
-            let mut times = run().await?;
-            times.sort_unstable();
-            for (at, share) in at.iter_mut().zip([0.5, 0.99, 1.0]) {
-                let i = ((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1));
-                at.extend(times.get(i));
-            }
+            runs.push(run().await?);
         }
-        let [p50, p99, max] = at.map(|mut runs| Some(median(&mut runs)));
-        Ok(Figures { scenario: name.into(), tasks, p50, p99, max, ..Figures::default() })
+        Ok(percentiles(name, tasks, runs))
     }
 
     fn progress(&self, name: &str, steps: u64) -> ProgressBar {
@@ -229,17 +269,13 @@ impl Bench {
 }
 
 impl Figures {
-    fn ratio(&self) -> Option<f64> {
-        Some(self.rate? / self.raw_rate?)
-    }
-
     fn json(&self) -> String {
         let mut fields = vec![format!("\"scenario\":{:?}", self.scenario), format!("\"tasks\":{}", self.tasks)];
         let ms = |d: Option<Duration>| d.map(|d| d.as_secs_f64() * 1000.0);
         let numbers = [
             ("rate", self.rate),
             ("raw_rate", self.raw_rate),
-            ("ratio", self.ratio()),
+            ("ratio", self.ratio),
             ("p50_ms", ms(self.p50)),
             ("p99_ms", ms(self.p99)),
             ("max_ms", ms(self.max)),
@@ -249,6 +285,20 @@ impl Figures {
         fields.extend(numbers.iter().filter_map(|(name, n)| n.map(|n| format!("\"{name}\":{n:.3}"))));
         format!("{{{}}}", fields.join(","))
     }
+}
+
+/// Medians of each run's percentiles.
+fn percentiles(name: &str, tasks: u64, runs: Vec<Vec<Duration>>) -> Figures {
+    let mut at = [const { Vec::new() }; 3];
+    for mut times in runs {
+        times.sort_unstable();
+        for (at, share) in at.iter_mut().zip([0.5, 0.99, 1.0]) {
+            let i = ((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1));
+            at.extend(times.get(i));
+        }
+    }
+    let [p50, p99, max] = at.map(|mut runs| Some(median(&mut runs)));
+    Figures { scenario: name.into(), tasks, p50, p99, max, ..Figures::default() }
 }
 
 fn median(times: &mut [Duration]) -> Duration {
@@ -267,7 +317,7 @@ fn print_table(all: &[Figures]) {
             f.tasks.to_string(),
             number(f.rate, 0),
             number(f.raw_rate, 0),
-            number(f.ratio(), 2),
+            number(f.ratio, 2),
             ms(f.p50),
             ms(f.p99),
             ms(f.max),

@@ -12,20 +12,20 @@ use super::raw::Raw;
 
 /// Counts what was done and tells when all is.
 #[derive(Default)]
-struct Goal {
+pub(super) struct Goal {
     done: AtomicU64,
     all: AtomicU64,
-    reached: Notify,
+    pub(super) reached: Notify,
 }
 
 impl Goal {
-    fn of(all: u64) -> Arc<Self> {
+    pub(super) fn of(all: u64) -> Arc<Self> {
         let goal = Self::default();
         goal.all.store(all, Ordering::Relaxed);
         Arc::new(goal)
     }
 
-    fn step(&self) {
+    pub(super) fn step(&self) {
         if self.done.fetch_add(1, Ordering::AcqRel) + 1 == self.all.load(Ordering::Relaxed) {
             self.reached.notify_one();
         }
@@ -33,7 +33,7 @@ impl Goal {
 }
 
 #[expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
-fn start() -> Instant {
+pub(super) fn start() -> Instant {
     Instant::now()
 }
 
@@ -58,7 +58,7 @@ fn task(n: u64, keyed: bool) -> redrive::Result<NewTask> {
 }
 
 /// An engine that only enqueues: no handler for the tasks, so none of the time goes into running them.
-async fn enqueuer(store: &Store) -> anyhow::Result<Engine> {
+pub(super) async fn enqueuer(store: &Store) -> anyhow::Result<Engine> {
     let nothing = |_cx, _: serde_json::Value| std::future::ready(Ok(()));
     Ok(Engine::builder(store.clone()).register("bench.none", nothing).start().await?)
 }
@@ -113,7 +113,7 @@ pub(super) async fn drain(store: &Store, raw: &Raw, tasks: u64) -> anyhow::Resul
 }
 
 /// All outcomes are in the database.
-async fn written(engine: &Engine) {
+pub(super) async fn written(engine: &Engine) {
     while engine.stats().running > 0 {
         tokio::task::yield_now().await;
     }

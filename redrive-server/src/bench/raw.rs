@@ -115,7 +115,8 @@ impl Raw {
 
     /// Removes what benchmarks have written, and lets the database tidy up.
     pub(super) async fn clean_up(&self) -> anyhow::Result<()> {
-        self.remove(METHOD).await
+        self.remove(METHOD).await?;
+        self.remove(&super::http::method()).await
     }
 
     /// The same for the tasks that only wait.
@@ -124,7 +125,13 @@ impl Raw {
     }
 
     async fn remove(&self, method: &str) -> anyhow::Result<()> {
-        let ours = format!("retry_task WHERE lane = {}", Lane::of(method).0);
+        self.remove_lanes(&[Lane::of(method)]).await
+    }
+
+    /// The same for all tasks of these lanes.
+    pub(super) async fn remove_lanes(&self, lanes: &[Lane]) -> anyhow::Result<()> {
+        let lanes = lanes.iter().map(|lane| lane.0.to_string()).collect::<Vec<_>>().join(", ");
+        let ours = format!("retry_task WHERE lane IN ({lanes})");
         self.execute(format!("DELETE FROM redrive_key WHERE task_id IN (SELECT id FROM {ours})")).await?;
         self.execute(format!("DELETE FROM {ours}")).await?;
         match self {

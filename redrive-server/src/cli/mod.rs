@@ -36,6 +36,7 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use redrive::{LogFormat, Settings, Store};
 
 use crate::bench::Bench;
+use crate::demo::Demo;
 use crate::migrate::Migrate;
 use crate::serve::{self, Serve};
 use api::{Api, Where};
@@ -70,6 +71,11 @@ enum Command {
     ///
     /// Stops cleanly on Ctrl-C (SIGINT) or SIGTERM; a second one stops at once.
     Serve(Serve),
+    /// See what it does, in half a minute and with nothing to set up.
+    ///
+    /// A server, a flaky service and a mailbox, all in this process and on loopback; some tasks, and what becomes of them. Exits
+    /// with 0 if every task ended as it was announced.
+    Demo(Demo),
     /// See how much there is, at one look.
     #[command(visible_alias = "status")]
     Overview(Alone<overview::Overview>),
@@ -194,6 +200,7 @@ impl Cli {
     pub(crate) fn log(&self) -> (LogFormat, &'static str) {
         match &self.command {
             Command::Serve(serve) => (serve.log(), "warn,redrive=info"),
+            Command::Demo(_) => (LogFormat::default(), "off"), // it tells its own story
             Command::Migrate(_) | Command::Bench(_) => (LogFormat::default(), "warn,redrive=info"),
             _ => (LogFormat::default(), "warn"),
         }
@@ -202,6 +209,7 @@ impl Cli {
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Serve(serve) => serve::run(&serve).await,
+            Command::Demo(demo) => demo.run().await,
             Command::Overview(overview) => overview.run().await,
             Command::Task(group) => group.run().await,
             Command::Dead(group) => group.run().await,

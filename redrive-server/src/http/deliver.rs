@@ -14,6 +14,7 @@ use std::error::Error as StdError;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Bytes;
 use redrive::gate::GateConfig;
 use redrive::{Builder, Clock, Context, Error, ErrorKind, HttpSettings, Kind, MethodOptions, Result, Settings};
 use reqwest::header::{HeaderMap, LOCATION};
@@ -96,6 +97,11 @@ impl HttpDelivery {
         self.0.targets.values().fold(plain, with).state(self.clone())
     }
 
+    /// The client for targets that may be at private addresses: for measuring what it does by itself.
+    pub(crate) fn client(&self) -> &Client {
+        &self.0.private.client
+    }
+
     /// The target of this name.
     pub fn target(&self, name: &str) -> Option<&Target> {
         self.0.targets.get(name)
@@ -127,7 +133,7 @@ impl HttpDelivery {
             Some(task) if task.policy.timeout.is_none() => within(DEFAULT_TIMEOUT, self.follow(hop)).await?,
             _ => self.follow(hop).await?,
         };
-        Ok(match target {
+        Ok(match target.filter(|target| target.has_secrets()) {
             Some(target) => answer.hiding(|text| target.hide_in(text)),
             None => answer,
         })
@@ -155,7 +161,7 @@ impl HttpDelivery {
         let keys = target.map_or(&[][..], Target::keys);
         sending.add_to(&mut headers, keys, &body, Clock::system().now());
         target.iter().for_each(|target| target.add_headers(&mut headers));
-        Ok(Hop { target, url, method, headers, body })
+        Ok(Hop { target, url, method, headers, body: body.into() })
     }
 
     async fn follow(&self, mut hop: Hop<'_>) -> Result<Answer, DeliveryError> {
@@ -200,7 +206,7 @@ struct Hop<'a> {
     url: Url,
     method: Method,
     headers: HeaderMap,
-    body: Vec<u8>,
+    body: Bytes,
 }
 
 impl Hop<'_> {
@@ -305,16 +311,21 @@ fn cause<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Opti
     None
 }
 
+/// What the client's layers say of an error whose cause says it all.
+const SAY_NOTHING: &[&str] =
+    &["error sending request", "client error (Connect)", "client error (SendRequest)", "tcp connect error"];
+
 /// An error and its causes, each once.
 fn chain(error: &dyn StdError) -> String {
-    let mut said = error.to_string();
-    let mut next = error.source();
+    let mut said = String::new();
+    let mut next = Some(error);
     while let Some(error) = next {
         let more = error.to_string();
-        if !said.contains(&more) {
-            said = format!("{said}: {more}");
-        }
         next = error.source();
+        let is_news = next.is_none() || !SAY_NOTHING.contains(&more.as_str());
+        if is_news && !said.contains(&more) {
+            said = if said.is_empty() { more } else { format!("{said}: {more}") };
+        }
     }
     said
 }

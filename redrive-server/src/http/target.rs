@@ -15,6 +15,8 @@ pub struct Target {
     base: Url,
     headers: HeaderMap,
     keys: Vec<Vec<u8>>,
+    /// What is not to be shown: whole headers and secrets, and the words in them.
+    hidden: Vec<Secret>,
     settings: TargetSettings,
 }
 
@@ -37,8 +39,8 @@ impl Target {
             value.set_sensitive(true);
             headers.insert(name, value);
         }
-        let keys = settings.signing_keys();
-        Ok(Self { name: name.to_owned(), base, headers, keys, settings: settings.clone() })
+        let (keys, hidden) = (settings.signing_keys(), hidden(settings));
+        Ok(Self { name: name.to_owned(), base, headers, keys, hidden, settings: settings.clone() })
     }
 
     /// Its name.
@@ -59,22 +61,24 @@ impl Target {
     /// The address of a path of its, which cannot lead out of its base.
     pub fn url(&self, path: &str) -> Result<Url, String> {
         check_path(path)?;
-        let base = self.base.as_str().trim_end_matches('/');
         let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
-        let text = match path.trim_start_matches('/') {
-            "" if path.is_empty() => base.to_owned(),
-            path => format!("{base}/{path}"),
-        };
-        let mut url = Url::parse(&text).map_err(|e| format!("is not a path: {e}"))?;
+        let base = self.base.path().trim_end_matches('/');
+        let mut url = self.base.clone(); // only its path is parsed anew
+        match path.trim_start_matches('/') {
+            "" if path.is_empty() => url.set_path(base),
+            rest => url.set_path(&format!("{base}/{rest}")),
+        }
         url.set_query(query);
-        let below = self.base.path().trim_end_matches('/');
-        let inside = url.path().strip_prefix(below).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        let inside = url.path().strip_prefix(base).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
         if inside && self.is_at(&url) { Ok(url) } else { Err("leads out of the target's base".into()) }
     }
 
     /// Whether an address is of its origin: only there go its secrets, and only there may a private address be.
     pub(super) fn is_at(&self, url: &Url) -> bool {
-        url.origin() == self.base.origin()
+        // As their `origin()`s would be, which are made for every comparison.
+        url.scheme() == self.base.scheme()
+            && url.host_str() == self.base.host_str()
+            && url.port_or_known_default() == self.base.port_or_known_default()
     }
 
     /// Whether it may be at a private address.
@@ -91,13 +95,21 @@ impl Target {
         self.headers.iter().for_each(|(name, value)| _ = headers.insert(name.clone(), value.clone()));
     }
 
+    /// Whether there is anything that must not be shown.
+    pub(super) fn has_secrets(&self) -> bool {
+        !self.hidden.is_empty()
+    }
+
     /// A text without its secrets, should a service say them: a whole header, and the words in it.
     pub(super) fn hide_in(&self, text: &str) -> String {
-        let whole = self.settings.headers.values().chain(&self.settings.signing_secret);
-        let words = whole.clone().flat_map(|secret| secret.reveal().split_whitespace().map(Secret::from));
-        let hidden = whole.cloned().chain(words).filter(|secret| secret.reveal().len() >= SHORTEST_HIDDEN);
-        hidden.fold(text.to_owned(), |text, secret| secret.hide_in(&text))
+        self.hidden.iter().fold(text.to_owned(), |text, secret| secret.hide_in(&text))
     }
+}
+
+fn hidden(settings: &TargetSettings) -> Vec<Secret> {
+    let whole = settings.headers.values().chain(&settings.signing_secret);
+    let words = whole.clone().flat_map(|secret| secret.reveal().split_whitespace().map(Secret::from));
+    whole.cloned().chain(words).filter(|secret| secret.reveal().len() >= SHORTEST_HIDDEN).collect()
 }
 
 impl fmt::Debug for Target {

@@ -429,6 +429,34 @@ async fn a_target_that_hangs_holds_up_nobody_else() {
     engine.stop().await;
 }
 
+/// A hundred hosts, named nowhere: one that hangs has more waiting than there are places on the node.
+#[tokio::test]
+async fn of_a_hundred_hosts_one_that_hangs_holds_up_nobody_else() {
+    let (share, room) = (100, 150);
+    let toml = format!("{LOOPBACK}[engine]\nconcurrency = {room}\ngrace = '100ms'\n[defaults]\ntimeout = '10m'");
+    let settings = Settings::parse(&toml, [].into_iter()).unwrap();
+    let delivery = HttpDelivery::new(&settings).unwrap();
+    let builder = Engine::builder(Store::open("sqlite::memory:").await.unwrap()).settings(settings);
+    let engine = delivery.clone().install(builder).start().await.unwrap();
+    let to = |service: &Service, path: &str| HttpCall::new(&delivery, HttpRequest::post(service.url(path))).unwrap();
+
+    let bad = Service::start().await;
+    engine.enqueue_many((0..2 * room).map(|_| to(&bad, "/hang"))).await.unwrap();
+    bad.wait_for(share).await;
+    let mut others = Vec::new();
+    for _ in 0..99 {
+        others.push(Service::start().await);
+    }
+    engine.enqueue_many(others.iter().flat_map(|other| (0..5).map(|_| to(other, "/echo")))).await.unwrap();
+    for other in &others {
+        tokio::time::timeout(Duration::from_secs(60), other.wait_for(5))
+            .await
+            .expect("it waits for the one that hangs");
+    }
+    assert_eq!(bad.seen().len(), share, "the first ones still hang, and no more than its share were begun");
+    engine.stop().await;
+}
+
 /// HMAC-SHA256 as RFC 2104 has it, written out.
 fn hmac_sha256(key: &[u8], text: &[u8]) -> Vec<u8> {
     use sha2::Digest;
