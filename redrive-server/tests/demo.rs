@@ -19,6 +19,7 @@ fn every_task_ends_as_announced_and_the_story_is_told() {
     for line in [
         "/api/v1/dead",
         "order-1       done after 1 attempt",
+        "503, 503, then 200 [to be: done after 3 attempts]",
         "answered with the id that it has already",
         "attempt 1 failed, http.503: 503 Service Unavailable: back in a moment; again in",
         "order-2       done after 3 attempts",

@@ -2,7 +2,8 @@
 //!
 //! Every scenario that has a raw limit measures it in the same run, before and after ours (raw, ours, raw): the same rows and
 //! indexes, the same kinds of statements, issued by a tight loop ([`raw`]). Machines are noisy; the ratio is what counts.
-//! All rows that it writes are its own (their method begins with `bench.`) and are removed again.
+//! All rows that it writes are its own (their method begins with `bench.` or `http.bench`, or they are requests to addresses that
+//! only this process had) and are removed again.
 
 mod cluster;
 mod http;
@@ -36,7 +37,7 @@ pub(crate) struct Bench {
     #[arg(long, value_delimiter = ',', default_values_t = [0, 1_000_000, 5_000_000])]
     pending: Vec<u64>,
     /// Requests at once, for `http`.
-    #[arg(long, default_value_t = 250)]
+    #[arg(long, default_value_t = 500)]
     at_once: usize,
     /// One JSON object a line instead of a table.
     #[arg(long)]

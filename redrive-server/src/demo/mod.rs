@@ -132,6 +132,7 @@ impl Stage {
         let curl = format!("curl -H \"Authorization: Bearer $TOKEN\" http://{address}/api/v1");
         self.teller.print(&format!(
             "redrive {} makes failed calls good. Here are a shop, a warehouse and a mailbox, and what becomes of some orders.\n\
+             To look around, while it lasts (with --keep, until Ctrl-C):\n\
              \n  API:  http://{address}/api/v1\n\
              \n  TOKEN={token}\
              \n  {curl}/tasks    what waits or runs\
@@ -183,7 +184,8 @@ impl Stage {
         let Some(actor) = self.actors.get(i).filter(|actor| actor.id.is_none() && actor.part.at <= now) else {
             return Ok(());
         };
-        let (name, shows) = (actor.part.name, actor.part.shows);
+        let name = actor.part.name;
+        let announced = format!("{} [to be: {}]", actor.part.shows, actor.part.end);
         let (id, existed) = if name == story::BACK {
             let Some(id) = self.redrive().await? else { return Ok(()) };
             (id, false)
@@ -195,7 +197,7 @@ impl Stage {
             let enqueued = self.engine.enqueue(task.dedup_for(Duration::from_secs(3600))).await?;
             (enqueued.id, enqueued.existed)
         };
-        self.teller.say(Tone::News, name, shows);
+        self.teller.say(Tone::News, name, &announced);
         if let Some(actor) = self.actors.get_mut(i) {
             actor.id = Some(id);
             if existed {

@@ -53,10 +53,10 @@ pub(super) const ESCALATED: &str = "order-4";
 /// The part that is brought back, as whom, and when.
 pub(super) const REDRIVEN: &str = "order-8";
 pub(super) const BACK: &str = "order-8 again";
-pub(super) const REDRIVE_AT: f64 = 17.0;
+pub(super) const REDRIVE_AT: f64 = 22.0;
 /// When the warehouse goes down, and comes back.
-pub(super) const DOWN_AT: f64 = 6.0;
-pub(super) const UP_AT: f64 = 14.0;
+pub(super) const DOWN_AT: f64 = 12.0;
+pub(super) const UP_AT: f64 = 19.0;
 
 /// In as many attempts as it takes, but not in one.
 const SEVERAL: RangeInclusive<u32> = 2..=u32::MAX;
@@ -94,44 +94,44 @@ pub(super) fn parts() -> Vec<Part> {
     use DeadReason::{Exhausted, Rejected};
     vec![
         order("order-1", 0.5, "a request to a service that works"),
-        order("order-1", 1.0, "the same key once more, as after a lost answer: it is not delivered twice")
+        order("order-1", 1.5, "the same key once more, as after a lost answer: it is not delivered twice")
             .ends(End::Twin),
-        order("order-2", 1.5, "the service is out of order for a moment: 503, 503, then 200")
+        order("order-2", 2.5, "the service is out of order for a moment: 503, 503, then 200")
             .answered(&[Says(503, "back in a moment"), Says(503, "back in a moment"), OK])
             .ends(End::Done(3..=3)),
-        order("order-3", 2.0, "the service is busy and says for how long: 429 with Retry-After")
+        order("order-3", 3.5, "the service is busy and says for how long: 429 with Retry-After")
             .answered(&[After(1), OK])
             .ends(End::Done(2..=2)),
         order(
             "order-4",
-            2.5,
+            4.0,
             "a bug in the service, and it matters: after 2 attempts people get mail until one takes it",
         )
         .answered(&[BROKEN])
         .under(&[("max_attempts", "2"), ("on_exhausted", "\"escalate\"")])
         .ends(End::TakenOver(Exhausted, 2, REMINDERS..=u32::MAX)),
-        order("order-5", 3.0, "200 is not enough: it is done when the body says so (body.state == 'paid')")
+        order("order-5", 5.0, "200 is not enough: it is done when the body says so (body.state == 'paid')")
             .answered(&[OPEN, OPEN, OK])
             .under(&[("success_if", "\"body.state == 'paid'\"")])
             .ends(End::Done(3..=3)),
-        order("order-6", 3.5, "the service hangs: the attempt runs into its time limit")
+        order("order-6", 6.5, "the service hangs: the attempt runs into its time limit")
             .answered(&[Hangs, OK])
             .under(&[("timeout", "2")])
             .ends(End::Done(SEVERAL)),
-        order("order-7", 4.0, "the service refuses it: 422, no retry will mend that")
+        order("order-7", 8.0, "the service refuses it: 422, no retry will mend that")
             .answered(&[Says(422, "there is no such article")])
             .ends(End::Dead(Rejected, 1)),
-        order(REDRIVEN, 4.5, "a bug in the service: after 3 attempts it waits for a person")
+        order(REDRIVEN, 9.0, "a bug in the service: after 3 attempts it waits for a person")
             .answered(&[BROKEN])
             .under(&[("max_attempts", "3")])
             .ends(End::Redriven(Exhausted, 3)),
-        order("order-9", 5.0, "the same bug, and nobody comes")
+        order("order-9", 10.0, "the same bug, and nobody comes")
             .answered(&[BROKEN])
             .under(&[("max_attempts", "3")])
             .ends(End::Dead(Exhausted, 3)),
-        parcel("parcel-1", 5.5, "a request to another service, while it is up"),
-        parcel("parcel-2", 6.5, "a request to the warehouse, which is down now").ends(End::Done(SEVERAL)),
-        parcel("parcel-3", 7.0, "and another one; the shop's orders do not wait for them").ends(End::Done(SEVERAL)),
+        parcel("parcel-1", 11.0, "a request to another service, while it is up"),
+        parcel("parcel-2", 12.5, "a request to the warehouse, which is down now").ends(End::Done(SEVERAL)),
+        parcel("parcel-3", 13.5, "and another one; the shop's orders do not wait for them").ends(End::Done(SEVERAL)),
         order(BACK, REDRIVE_AT, "the bug is mended, and ada redrives the order"),
     ]
 }
