@@ -65,7 +65,7 @@ pub(super) enum Pass {
 /// What is to be written.
 #[derive(Debug)]
 enum Work {
-    Move { from: Gate, to: Gate },
+    Move(Box<(Gate, Gate)>),
     Passed(Lane, i64),
     Failed(Lane, i64, String),
 }
@@ -226,7 +226,7 @@ impl Shared {
             }
             let from = lane.gate.clone();
             lane.set(from.opened(&lane.config, chance(&from, now), &why, now));
-            Some(Work::Move { from, to: lane.gate.clone() })
+            Some(Work::Move(Box::new((from, lane.gate.clone()))))
         });
         if let Some(Some(work)) = tripped {
             self.apply_gate(lane);
@@ -274,7 +274,7 @@ impl Shared {
         let work = std::mem::take(&mut *lock(&self.gates.work));
         for work in work {
             match work {
-                Work::Move { from, to } => self.move_gate(from, to).await?,
+                Work::Move(change) => self.move_gate(change.0, change.1).await?,
                 Work::Passed(lane, generation) => self.pass(lane, generation, now).await?,
                 Work::Failed(lane, generation, why) => self.fail_probe(lane, generation, &why, now).await?,
             }
@@ -354,6 +354,9 @@ impl Shared {
 
     /// Learns what others have made of them.
     pub(super) async fn read_gates(&self, now: Timestamp) -> Result<()> {
+        if !self.has_gates {
+            return Ok(());
+        }
         let rows = self.store.active_gates(now - LATELY).await?;
         for gate in rows {
             let lane = gate.lane;

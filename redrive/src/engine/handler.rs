@@ -164,6 +164,10 @@ impl MethodOptions {
         self
     }
 
+    pub(super) fn has_gate(&self) -> bool {
+        self.gate.as_ref().is_some_and(|gate| gate.enabled)
+    }
+
     /// Held back by a circuit breaker that all nodes share, while what it calls is down: see [`gate`](crate::gate).
     pub fn gate(mut self, gate: GateConfig) -> Self {
         self.gate = Some(gate);

@@ -469,8 +469,8 @@ mod tests {
     fn a_paused_lane_is_closed() {
         let mut limits = limits(9, MethodOptions::default());
         assert!(limits.set_paused(&[LANE]) && !limits.set_paused(&[LANE]));
-        assert_eq!((limits.is_paused(LANE), limits.reserve(of(0), START)), (true, Reserved::NotThisLane));
+        assert_eq!((limits.is_held(LANE), limits.reserve(of(0), START)), (true, Reserved::NotThisLane));
         limits.set_paused(&[]);
-        assert_eq!((limits.is_paused(LANE), limits.reserve(of(0), START)), (false, Reserved::Yes));
+        assert_eq!((limits.is_held(LANE), limits.reserve(of(0), START)), (false, Reserved::Yes));
     }
 }

@@ -363,8 +363,8 @@ impl Builder {
         };
         let methods = || self.handlers.values().map(|h| (Lane::of(&h.method), live.limits_of(h)));
         let lanes = Lanes::of(self.handlers.values())?;
-        let is_gated = |options: &MethodOptions| options.gate.as_ref().is_some_and(|gate| gate.enabled);
-        let has_gates = methods().any(|(_, options)| is_gated(&options)) || self.parts.values().any(is_gated);
+        let has_gates =
+            methods().any(|(_, options)| options.has_gate()) || self.parts.values().any(MethodOptions::has_gate);
         let limits = Limits::new(self.config.concurrency, methods(), clock.now());
         let limits = limits.split(lanes.split().clone(), self.parts);
         let signals = Signals::new(self.handlers.keys());
@@ -408,9 +408,7 @@ impl Builder {
         });
         shared.join().await?;
         metrics::counter!("redrive_fenced").increment(0); // there from the start, so that the first one is an increase
-        if shared.has_gates {
-            shared.read_gates(shared.clock.now()).await?;
-        }
+        shared.read_gates(shared.clock.now()).await?;
         shared.spawn_services()?;
         watcher.into_iter().for_each(|watcher| _ = lock(&shared.services).spawn(live::run(shared.clone(), watcher)));
         Ok(Engine(shared))

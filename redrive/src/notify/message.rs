@@ -64,7 +64,7 @@ pub(super) fn digest(notices: &[Notice], reminders: &[Reminder]) -> Message {
     let mut message = of_tasks(&notices, reminders);
     if !events.is_empty() {
         let is_all = notices.is_empty() && reminders.is_empty();
-        message = if is_all { of_events(&events) } else { and_events(message, &events) };
+        message = if is_all { of_events(&events) } else { and_events(&message, &events) };
     }
     message
 }
@@ -81,7 +81,7 @@ fn of_events(events: &[Notice]) -> Message {
 }
 
 /// The same after a message about tasks.
-fn and_events(message: Message, events: &[Notice]) -> Message {
+fn and_events(message: &Message, events: &[Notice]) -> Message {
     let Message { subject, text, mut details } = of_events(events);
     if let (Some(all), Some(ours)) = (details.as_object_mut(), message.details.as_object()) {
         all.extend(ours.clone());
