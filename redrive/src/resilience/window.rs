@@ -210,10 +210,14 @@ fn bump(cell: &AtomicU64, tag: u32) {
     }
 }
 
-/// How many stripes there are: as many as threads can run at once, within reason.
+/// How many stripes there are: several for each thread that can run at once, as threads take them by turns and two that run at
+/// once should seldom have the same.
 fn stripes() -> usize {
     static STRIPES: OnceLock<usize> = OnceLock::new();
-    *STRIPES.get_or_init(|| std::thread::available_parallelism().map_or(4, Into::into).next_power_of_two().min(64))
+    *STRIPES.get_or_init(|| {
+        let threads = std::thread::available_parallelism().map_or(4, usize::from);
+        (4 * threads).next_power_of_two().min(64)
+    })
 }
 
 /// That of this thread.
