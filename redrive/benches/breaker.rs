@@ -34,29 +34,47 @@ fn open() -> CircuitBreaker {
     breaker
 }
 
-/// The time that each of two threads needs for so many calls, both at once. They wait for each other before every few thousand
-/// calls, so that neither runs alone for long.
-#[expect(clippy::disallowed_methods, reason = "it measures")]
+/// Calls of a round: short enough for a busy machine to let two threads run side by side now and then.
+const ROUND: u64 = 5_000;
+
+/// How long so many calls take on each of two threads that run at once. Rounds in which the machine did not let both run at the same
+/// time say nothing about that and are left out.
 fn two_threads(calls: u64, call: impl Fn(u64) + Sync) -> Duration {
-    const TOGETHER: u64 = 20_000;
+    let mut together = Vec::new();
+    while together.len() < 10 {
+        together.extend(rounds(calls / ROUND + 50, &call));
+    }
+    let mean = together.iter().sum::<Duration>().div_f64(together.len() as f64);
+    mean.mul_f64(calls as f64 / ROUND as f64)
+}
+
+/// Lets two threads make so many rounds of calls, each begun together.
+#[expect(clippy::disallowed_methods, reason = "it measures")]
+fn rounds(rounds: u64, call: impl Fn(u64) + Sync) -> Vec<Duration> {
     let arrived = AtomicU64::new(0);
-    let run = || {
-        let mut took = Duration::ZERO;
-        for round in 0..calls.div_ceil(TOGETHER) {
-            arrived.fetch_add(1, Ordering::SeqCst);
-            while arrived.load(Ordering::SeqCst) < 2 * (round + 1) {
-                std::thread::yield_now();
-            }
-            let began = Instant::now();
-            (round * TOGETHER..calls.min((round + 1) * TOGETHER)).for_each(&call);
-            took += began.elapsed();
+    let run = |round: u64| {
+        arrived.fetch_add(1, Ordering::SeqCst);
+        let mut waited = 0;
+        while arrived.load(Ordering::SeqCst) < 2 * (round + 1) {
+            waited += 1;
+            if waited < 1_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
-        took
+        let began = Instant::now();
+        (0..ROUND).for_each(&call);
+        (began, Instant::now())
     };
-    std::thread::scope(|scope| {
-        let other = scope.spawn(run);
-        (run() + other.join().unwrap()) / 2
-    })
+    let (one, other): (Vec<_>, Vec<_>) = std::thread::scope(|scope| {
+        let other = scope.spawn(|| (0..rounds).map(run).collect());
+        ((0..rounds).map(run).collect(), other.join().unwrap())
+    });
+    one.into_iter().zip(other).filter_map(|(one, other)| both(one, other)).collect()
+}
+
+/// How long a round took, if both threads were in it for nearly all of that time.
+fn both(one: (Instant, Instant), other: (Instant, Instant)) -> Option<Duration> {
+    let longer = (one.1 - one.0).max(other.1 - other.0);
+    let together = one.1.min(other.1).saturating_duration_since(one.0.max(other.0));
+    (together.as_secs_f64() > 0.9 * longer.as_secs_f64()).then_some(longer)
 }
 
 fn breakers(c: &mut Criterion) {
