@@ -203,6 +203,9 @@ impl Bucket {
     /// A bucket does not count on beyond this, so that its count never runs over into its tag.
     const FULL: u32 = u32::MAX / 2;
 
+    /// By how much a bucket can be ahead of a thread that was held up. Any further is far behind: tags wrap.
+    const AHEAD: u32 = 1 << 16;
+
     fn of(word: u64) -> Self {
         Self { tag: (word >> 32) as u32, count: word as u32 }
     }
@@ -216,9 +219,9 @@ impl Bucket {
         if (tag.wrapping_sub(self.tag) as usize) < buckets { u64::from(self.count) } else { 0 }
     }
 
-    /// Whether it counts the time of `tag`, or already a later one: a thread that was held up counts there.
+    /// Whether it counts the time of `tag`, or already a little later one: a thread that was held up counts there.
     fn is_at(self, tag: u32) -> bool {
-        self.tag.wrapping_sub(tag) < u32::MAX / 2
+        self.tag != 0 && self.tag.wrapping_sub(tag) < Self::AHEAD
     }
 }
 
@@ -347,5 +350,41 @@ impl Recent {
 
     fn is_within(&self, moment: i64, now: Timestamp) -> bool {
         moment != Self::NEVER && now.as_millis().saturating_sub(moment) < self.within
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALWAYS: Limit = Limit { share: 0.5, min_calls: 4 };
+
+    /// Tags of the shortest buckets wrap after 49 days.
+    #[test]
+    fn a_window_counts_after_months_too_whether_it_was_left_alone_or_cleared() {
+        let start = Timestamp::from_millis(1_800_000_000_000);
+        for days in [1, 24, 25, 30, 49, 50, 75, 100, 365] {
+            let window = TimeWindow::new(Duration::from_millis(10), 10, start);
+            let now = start + Duration::from_secs(days * 24 * 3600);
+            let four = || [true, false, true, false].map(|bad| window.record(now, bad, &ALWAYS));
+            window.record(start, true, &ALWAYS);
+            assert_eq!(four(), [false, false, false, true], "left alone for {days} days");
+            window.clear();
+            assert_eq!(four(), [false, false, false, true], "cleared after {days} days");
+            assert_eq!(window.counts(now), Counts { bad: 2, total: 4 });
+            assert_eq!(window.counts(now + Duration::from_millis(10)), Counts::default());
+        }
+    }
+
+    #[test]
+    fn a_thread_that_was_held_up_counts_where_the_others_are() {
+        let start = Timestamp::from_millis(1_800_000_000_000);
+        let window = TimeWindow::new(Duration::from_millis(100), 10, start);
+        let later = start + Duration::from_millis(500);
+        window.count_call(later);
+        window.count_call(start + Duration::from_millis(450)); // still in its own bucket
+        window.count_call(later + Duration::from_millis(1_000)); // the same slot, ten buckets on
+        window.count_call(later); // too late for its own
+        assert_eq!(window.counts(later + Duration::from_millis(1_000)).total, 2);
     }
 }
