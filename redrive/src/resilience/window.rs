@@ -7,9 +7,10 @@
 //! *Invariants.* What one thread counts is exact. A bucket whose tag is too old counts nothing. With several threads, whoever
 //! counts last sees what all have counted, so a window that is over its limit is seen to be.
 //!
-//! *Why it is cheap.* A success can only matter while there is a bad call in the window; `quiet_from` says from when on there is
-//! none. And more calls only make the share of bad ones smaller: if that is low enough by the calls of the own stripe alone,
-//! the other stripes need not be read.
+//! *Why it is cheap.* Adding up all stripes is not, and is seldom needed. As long as time stays in one bucket, calls and bad calls
+//! only become more, and more calls make the share of bad ones smaller. So whoever has added up notes how many more bad calls
+//! the window can bear in any case: the [`Ease`]. A bad call takes one from it, a good one only looks that there is some left; when
+//! there is none, or the bucket is another, it is added up again.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -37,6 +38,15 @@ impl Limit {
         counts.total >= self.min_calls && self.is_share_reached(counts)
     }
 
+    /// How many more bad calls there can be before one must look again, however few good ones there are beside them.
+    fn spare(&self, counts: Counts) -> u64 {
+        let total = counts.total.max(self.min_calls);
+        let reached = |bad: u64| self.is_share_reached(Counts { bad, total });
+        let first = (self.share * total as f64) as u64;
+        let first = (first.saturating_sub(1)..=first + 2).find(|bad| reached(*bad)).unwrap_or(first);
+        first.saturating_sub(counts.bad)
+    }
+
     /// By division, so that 7 of 10 are 0.7.
     fn is_share_reached(&self, counts: Counts) -> bool {
         counts.bad as f64 / counts.total as f64 >= self.share
@@ -62,8 +72,8 @@ pub(crate) struct TimeWindow {
     lines: usize,
     totals: Box<[Line]>,
     bad: Box<[AtomicU64]>,
-    /// From this moment on no bad call is in the window.
-    quiet_from: AtomicI64,
+    /// How many more bad calls it can bear: an [`Ease`].
+    ease: AtomicU64,
     /// Where the last call was counted: a [`Place`].
     last: AtomicU64,
 }
@@ -80,7 +90,7 @@ impl TimeWindow {
             lines,
             totals: (0..stripes() * lines).map(|_| Line::default()).collect(),
             bad: (0..buckets).map(|_| AtomicU64::new(0)).collect(),
-            quiet_from: AtomicI64::new(i64::MIN),
+            ease: AtomicU64::new(0),
             last: AtomicU64::new(Place::new(0, 0).0),
         }
     }
@@ -90,9 +100,9 @@ impl TimeWindow {
         let place = self.place(now);
         self.add_call(place);
         if bad {
-            self.add_bad(place, now);
+            self.add_bad(place);
         }
-        now.as_millis() < self.quiet_from.load(SeqCst) && self.is_over(place, limit)
+        !Ease(self.ease.load(SeqCst)).is_left(place.tag()) && self.is_over(place, limit)
     }
 
     /// Counts a call that is not bad.
@@ -102,7 +112,7 @@ impl TimeWindow {
 
     /// Counts something bad that is no further call.
     pub(crate) fn count_bad(&self, now: Timestamp) {
-        self.add_bad(self.place(now), now);
+        self.add_bad(self.place(now));
     }
 
     /// What is in the window.
@@ -113,7 +123,7 @@ impl TimeWindow {
 
     pub(crate) fn clear(&self) {
         self.totals.iter().flat_map(|line| &line.0).chain(&self.bad).for_each(|cell| cell.store(0, SeqCst));
-        self.quiet_from.store(i64::MIN, SeqCst);
+        self.ease.store(0, SeqCst);
     }
 
     #[inline]
@@ -124,18 +134,22 @@ impl TimeWindow {
             .for_each(|cell| bump(cell, place.tag()));
     }
 
-    fn add_bad(&self, place: Place, now: Timestamp) {
+    /// First counted, then taken from the ease: who adds up meanwhile either sees it or cannot note what was seen.
+    fn add_bad(&self, place: Place) {
         self.bad.get(place.slot()).into_iter().for_each(|cell| bump(cell, place.tag()));
-        let length = self.width.saturating_mul(self.buckets as u64);
-        self.quiet_from.fetch_max((now + Duration::from_millis(length)).as_millis(), SeqCst);
+        let less = |word| Some(Ease(word).less(place.tag()).0);
+        _ = self.ease.fetch_update(SeqCst, SeqCst, less);
     }
 
-    /// Asks for as little as decides: fewer calls than there are make the share greater.
+    /// Adds up, and notes how many more bad calls there can be.
     #[cold]
     fn is_over(&self, place: Place, limit: &Limit) -> bool {
-        let bad = self.sum(&self.bad, place);
-        let is_enough_of = |total: u64| limit.is_share_reached(Counts { bad, total: total.max(limit.min_calls) });
-        is_enough_of(0) && is_enough_of(self.calls_of(stripe(), place)) && limit.is_reached(self.counts_at(place, bad))
+        let before = self.ease.load(SeqCst);
+        let counts = self.counts_at(place, self.sum(&self.bad, place));
+        if let Some(ease) = Ease(before).renewed(place.tag(), limit.spare(counts)) {
+            _ = self.ease.compare_exchange(before, ease.0, SeqCst, SeqCst);
+        }
+        limit.is_reached(counts)
     }
 
     fn counts_at(&self, place: Place, bad: u64) -> Counts {
@@ -189,6 +203,41 @@ impl Place {
     /// left alone for just that long to be taken for a new one.
     fn tag(self) -> u32 {
         (self.stretch() + 1) as u32
+    }
+}
+
+/// How many more bad calls a window can bear while time stays in one bucket: that bucket's tag (32 bits), a number that every bad call
+/// changes (12), and how many (20).
+#[derive(Clone, Copy)]
+struct Ease(u64);
+
+impl Ease {
+    const MOST: u64 = (1 << 20) - 1;
+    const CHANGE: u64 = 1 << 20;
+    const CHANGES: u64 = 0xfff << 20;
+
+    fn bucket(self) -> Bucket {
+        Bucket { tag: (self.0 >> 32) as u32, count: (self.0 & Self::MOST) as u32 }
+    }
+
+    /// Whether there is some at the time of `tag`.
+    fn is_left(self, tag: u32) -> bool {
+        let ease = self.bucket();
+        ease.tag == tag && ease.count > 0
+    }
+
+    /// After one more bad call: none, if this was about an earlier time.
+    fn less(self, tag: u32) -> Self {
+        let ease = self.bucket();
+        let (tag, left) = if ease.is_at(tag) { (ease.tag, ease.count.saturating_sub(1)) } else { (tag, 0) };
+        Self(u64::from(tag) << 32 | self.0.wrapping_add(Self::CHANGE) & Self::CHANGES | u64::from(left))
+    }
+
+    /// What was found at the time of `tag`, unless others are at a later one.
+    fn renewed(self, tag: u32, left: u64) -> Option<Self> {
+        let ease = self.bucket();
+        let is_news = ease.tag == tag || !ease.is_at(tag);
+        is_news.then(|| Self(u64::from(tag) << 32 | self.0 & Self::CHANGES | left.min(Self::MOST)))
     }
 }
 
