@@ -10,11 +10,13 @@
 //! | [`Engine`] | takes due tasks, runs their handlers, settles them |
 //! | [`registry`] | how the nodes that share the work find each other |
 //! | `notify` | tells people, by mail and webhook, that tasks keep failing |
+//! | [`resilience`] | for calls that are made here and now: circuit breaker, retries in memory, last good value |
 //! | [`condition`] | success conditions in CEL |
 //! | [`settle()`], [`classify()`] | what becomes of a task when an attempt has ended: pure functions |
 //! | [`testing`] | for tests of code that uses redrive |
 //!
-//! Databases are cargo features: `sqlite`, `postgres`, `mysql`, all on by default. `nacos`, off by default, is a registry.
+//! Databases are cargo features: `sqlite`, `postgres`, `mysql`, all on by default. `nacos`, off by default, is a registry;
+//! `tower`, on by default, makes layers of what is in [`resilience`].
 
 #![warn(missing_docs)]
 #![cfg_attr(
@@ -91,6 +93,7 @@ pub use task::{Attempt, Business, Lane, LastError, NodeNumber, Status, StopReque
 #[doc = include_str!("../../docs/guide/getting-started.md")]
 #[doc = include_str!("../../docs/guide/idempotency.md")]
 #[doc = include_str!("../../docs/guide/policies.md")]
+#[doc = include_str!("../../docs/guide/resilience.md")]
 #[doc = include_str!("../../docs/guide/running.md")]
 #[doc = include_str!("../../docs/guide/settings.md")]
 #[doc = include_str!("../../docs/guide/strategies.md")]
@@ -98,4 +101,5 @@ pub use task::{Attempt, Business, Lane, LastError, NodeNumber, Status, StopReque
 #[doc = include_str!("../../docs/guide/transactions.md")]
 #[doc = include_str!("../../redrive-macros/src/retryable.md")]
 #[cfg_attr(feature = "notify", doc = include_str!("../../docs/guide/notices.md"))]
+#[cfg_attr(feature = "tower", doc = include_str!("../../docs/guide/composing.md"))]
 struct Guides;

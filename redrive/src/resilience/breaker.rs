@@ -13,6 +13,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::broadcast;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -326,7 +327,8 @@ impl Inner {
         if self.word() != word {
             return self.meters.late.increment(1);
         }
-        if let Some(rule) = self.samples.record(now, Sample { failed, took: now.since(began) }) {
+        let took = if self.samples.timed() { now.since(began) } else { Duration::ZERO };
+        if let Some(rule) = self.samples.record(now, Sample { failed, took }) {
             self.trip(rule, word, now);
         }
     }

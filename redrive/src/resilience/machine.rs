@@ -156,11 +156,8 @@ impl Machine {
         if let Some(overdue) = self.overdue_from().filter(|overdue| *overdue <= now) {
             self.open(Reason::ProbeOverdue, overdue, random);
         }
-        match self.phase {
-            Phase::Open { until } if until <= now => {
-                self.enter(Phase::HalfOpen(Probes::default()), Reason::WaitOver, until)
-            }
-            _ => {}
+        if let Some(until) = self.open_until().filter(|until| *until <= now) {
+            self.enter(Phase::HalfOpen(Probes::default()), Reason::WaitOver, until);
         }
     }
 

@@ -34,7 +34,7 @@ pub struct Snapshot {
     pub rejected: u64,
     /// The probes of a half-open one.
     pub probes: ProbeCounts,
-    /// What its rules have counted; while it is not closed, what they had when it opened.
+    /// What its rules have counted of late; while it is not closed, nothing is added.
     pub rules: Vec<Tally>,
 }
 

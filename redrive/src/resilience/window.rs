@@ -7,9 +7,10 @@
 //! *Invariants.* What one thread counts is exact. A bucket whose tag is too old counts nothing. With several threads, whoever
 //! counts last sees what all have counted, so a window that is over its limit is seen to be.
 //!
-//! *Why it is cheap.* A success can only matter while there is a bad call in the window; `quiet_from` says from when on there is
-//! none. And more calls only make the share of bad ones smaller: if that is low enough by the calls of the own stripe alone,
-//! the other stripes need not be read.
+//! *Why it is cheap.* Adding up all stripes is not, and is seldom needed. As long as time stays in one bucket, calls and bad calls
+//! only become more, and more calls make the share of bad ones smaller. So whoever has added up notes how many more bad calls
+//! the window can bear in any case: the [`Ease`]. A bad call takes one from it, a good one only looks that there is some left; when
+//! there is none, or the bucket is another, it is added up again.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -37,6 +38,15 @@ impl Limit {
         counts.total >= self.min_calls && self.is_share_reached(counts)
     }
 
+    /// How many more bad calls there can be before one must look again, however few good ones there are beside them.
+    fn spare(&self, counts: Counts) -> u64 {
+        let total = counts.total.max(self.min_calls);
+        let reached = |bad: u64| self.is_share_reached(Counts { bad, total });
+        let first = (self.share * total as f64) as u64;
+        let first = (first.saturating_sub(1)..=first + 2).find(|bad| reached(*bad)).unwrap_or(first);
+        first.saturating_sub(counts.bad)
+    }
+
     /// By division, so that 7 of 10 are 0.7.
     fn is_share_reached(&self, counts: Counts) -> bool {
         counts.bad as f64 / counts.total as f64 >= self.share
@@ -62,13 +72,15 @@ pub(crate) struct TimeWindow {
     lines: usize,
     totals: Box<[Line]>,
     bad: Box<[AtomicU64]>,
-    /// From this moment on no bad call is in the window.
-    quiet_from: AtomicI64,
+    /// How many more bad calls it can bear: an [`Ease`].
+    ease: AtomicU64,
+    /// Where the last call was counted: a [`Place`].
+    last: AtomicU64,
 }
 
 impl TimeWindow {
     pub(crate) fn new(length: Duration, buckets: u32, origin: Timestamp) -> Self {
-        let buckets = usize::try_from(buckets).unwrap_or(usize::MAX).max(1);
+        let buckets = buckets.clamp(1, 1 << Place::SLOT_BITS) as usize;
         let width = u64::try_from(millis(length)).unwrap_or(0) / buckets as u64;
         let lines = buckets.div_ceil(Line::CELLS);
         Self {
@@ -78,7 +90,8 @@ impl TimeWindow {
             lines,
             totals: (0..stripes() * lines).map(|_| Line::default()).collect(),
             bad: (0..buckets).map(|_| AtomicU64::new(0)).collect(),
-            quiet_from: AtomicI64::new(i64::MIN),
+            ease: AtomicU64::new(0),
+            last: AtomicU64::new(Place::new(0, 0).0),
         }
     }
 
@@ -87,9 +100,9 @@ impl TimeWindow {
         let place = self.place(now);
         self.add_call(place);
         if bad {
-            self.add_bad(place, now);
+            self.add_bad(place);
         }
-        now.as_millis() < self.quiet_from.load(SeqCst) && self.is_over(place, limit)
+        !Ease(self.ease.load(SeqCst)).is_left(place.tag()) && self.is_over(place, limit)
     }
 
     /// Counts a call that is not bad.
@@ -99,41 +112,48 @@ impl TimeWindow {
 
     /// Counts something bad that is no further call.
     pub(crate) fn count_bad(&self, now: Timestamp) {
-        self.add_bad(self.place(now), now);
+        self.add_bad(self.place(now));
     }
 
     /// What is in the window.
     pub(crate) fn counts(&self, now: Timestamp) -> Counts {
         let place = self.place(now);
-        let total = (0..stripes()).map(|stripe| self.calls_of(stripe, place)).sum();
-        Counts { bad: self.sum(&self.bad, place), total }
+        self.counts_at(place, self.sum(&self.bad, place))
     }
 
     pub(crate) fn clear(&self) {
         self.totals.iter().flat_map(|line| &line.0).chain(&self.bad).for_each(|cell| cell.store(0, SeqCst));
-        self.quiet_from.store(i64::MIN, SeqCst);
+        self.ease.store(0, SeqCst);
     }
 
     #[inline]
     fn add_call(&self, place: Place) {
-        let line = self.totals.get(stripe() * self.lines + place.slot / Line::CELLS);
-        line.and_then(|line| line.0.get(place.slot % Line::CELLS)).into_iter().for_each(|cell| bump(cell, place.tag));
+        let line = self.totals.get(stripe() * self.lines + place.slot() / Line::CELLS);
+        line.and_then(|line| line.0.get(place.slot() % Line::CELLS))
+            .into_iter()
+            .for_each(|cell| bump(cell, place.tag()));
     }
 
-    fn add_bad(&self, place: Place, now: Timestamp) {
-        self.bad.get(place.slot).into_iter().for_each(|cell| bump(cell, place.tag));
-        let length = self.width.saturating_mul(self.buckets as u64);
-        self.quiet_from.fetch_max((now + Duration::from_millis(length)).as_millis(), SeqCst);
+    /// First counted, then taken from the ease: who adds up meanwhile either sees it or cannot note what was seen.
+    fn add_bad(&self, place: Place) {
+        self.bad.get(place.slot()).into_iter().for_each(|cell| bump(cell, place.tag()));
+        let less = |word| Some(Ease(word).less(place.tag()).0);
+        _ = self.ease.fetch_update(SeqCst, SeqCst, less);
     }
 
+    /// Adds up, and notes how many more bad calls there can be.
     #[cold]
     fn is_over(&self, place: Place, limit: &Limit) -> bool {
-        let bad = self.sum(&self.bad, place);
-        let seen = self.calls_of(stripe(), place).max(limit.min_calls);
-        limit.is_share_reached(Counts { bad, total: seen }) && {
-            let total = (0..stripes()).map(|stripe| self.calls_of(stripe, place)).sum();
-            limit.is_reached(Counts { bad, total })
+        let before = self.ease.load(SeqCst);
+        let counts = self.counts_at(place, self.sum(&self.bad, place));
+        if let Some(ease) = Ease(before).renewed(place.tag(), limit.spare(counts)) {
+            _ = self.ease.compare_exchange(before, ease.0, SeqCst, SeqCst);
         }
+        limit.is_reached(counts)
+    }
+
+    fn counts_at(&self, place: Place, bad: u64) -> Counts {
+        Counts { bad, total: (0..stripes()).map(|stripe| self.calls_of(stripe, place)).sum() }
     }
 
     fn calls_of(&self, stripe: usize, place: Place) -> u64 {
@@ -142,24 +162,83 @@ impl TimeWindow {
     }
 
     fn sum(&self, cells: &[AtomicU64], place: Place) -> u64 {
-        cells.iter().map(|cell| Bucket::of(cell.load(SeqCst)).counted(place.tag, self.buckets)).sum()
+        cells.iter().map(|cell| Bucket::of(cell.load(SeqCst)).counted(place.tag(), self.buckets)).sum()
     }
 
+    /// Where this moment is counted: mostly where the last one was, which saves two divisions.
     #[inline]
     fn place(&self, now: Timestamp) -> Place {
-        let since = now.as_millis().saturating_sub(self.origin.as_millis());
-        let stretch = u64::try_from(since).unwrap_or(0) / self.width;
-        // Tags begin at 1, as 0 is that of a bucket that never counted. They wrap after at least 49 days; a bucket would have
-        // to be left alone for just that long to be taken for a new one.
-        Place { slot: (stretch % self.buckets as u64) as usize, tag: (stretch + 1) as u32 }
+        let since = now.as_millis().saturating_sub(self.origin.as_millis()).max(0).cast_unsigned();
+        let last = Place(self.last.load(SeqCst));
+        if since.wrapping_sub(last.stretch().wrapping_mul(self.width)) < self.width {
+            return last;
+        }
+        let stretch = since / self.width;
+        let place = Place::new(stretch, stretch % self.buckets as u64);
+        self.last.store(place.0, SeqCst);
+        place
     }
 }
 
-/// Where a moment is counted.
+/// Where a moment is counted: the stretch of time, and in the lowest bits its slot in the ring.
 #[derive(Clone, Copy)]
-struct Place {
-    slot: usize,
-    tag: u32,
+struct Place(u64);
+
+impl Place {
+    const SLOT_BITS: u32 = 10;
+
+    fn new(stretch: u64, slot: u64) -> Self {
+        Self(stretch << Self::SLOT_BITS | slot)
+    }
+
+    fn stretch(self) -> u64 {
+        self.0 >> Self::SLOT_BITS
+    }
+
+    fn slot(self) -> usize {
+        (self.0 & ((1 << Self::SLOT_BITS) - 1)) as usize
+    }
+
+    /// Tags begin at 1, as 0 is that of a bucket that never counted. They wrap after at least 49 days; a bucket would have to be
+    /// left alone for just that long to be taken for a new one.
+    fn tag(self) -> u32 {
+        (self.stretch() + 1) as u32
+    }
+}
+
+/// How many more bad calls a window can bear while time stays in one bucket: that bucket's tag (32 bits), a number that every bad call
+/// changes (12), and how many (20).
+#[derive(Clone, Copy)]
+struct Ease(u64);
+
+impl Ease {
+    const MOST: u64 = (1 << 20) - 1;
+    const CHANGE: u64 = 1 << 20;
+    const CHANGES: u64 = 0xfff << 20;
+
+    fn bucket(self) -> Bucket {
+        Bucket { tag: (self.0 >> 32) as u32, count: (self.0 & Self::MOST) as u32 }
+    }
+
+    /// Whether there is some at the time of `tag`.
+    fn is_left(self, tag: u32) -> bool {
+        let ease = self.bucket();
+        ease.tag == tag && ease.count > 0
+    }
+
+    /// After one more bad call: none, if this was about an earlier time.
+    fn less(self, tag: u32) -> Self {
+        let ease = self.bucket();
+        let (tag, left) = if ease.is_at(tag) { (ease.tag, ease.count.saturating_sub(1)) } else { (tag, 0) };
+        Self(u64::from(tag) << 32 | self.0.wrapping_add(Self::CHANGE) & Self::CHANGES | u64::from(left))
+    }
+
+    /// What was found at the time of `tag`, unless others are at a later one.
+    fn renewed(self, tag: u32, left: u64) -> Option<Self> {
+        let ease = self.bucket();
+        let is_news = ease.tag == tag || !ease.is_at(tag);
+        is_news.then(|| Self(u64::from(tag) << 32 | self.0 & Self::CHANGES | left.min(Self::MOST)))
+    }
 }
 
 /// A bucket's word, read.
@@ -172,6 +251,9 @@ struct Bucket {
 impl Bucket {
     /// A bucket does not count on beyond this, so that its count never runs over into its tag.
     const FULL: u32 = u32::MAX / 2;
+
+    /// By how much a bucket can be ahead of a thread that was held up. Any further is far behind: tags wrap.
+    const AHEAD: u32 = 1 << 16;
 
     fn of(word: u64) -> Self {
         Self { tag: (word >> 32) as u32, count: word as u32 }
@@ -186,9 +268,9 @@ impl Bucket {
         if (tag.wrapping_sub(self.tag) as usize) < buckets { u64::from(self.count) } else { 0 }
     }
 
-    /// Whether it counts the time of `tag`, or already a later one: a thread that was held up counts there.
+    /// Whether it counts the time of `tag`, or already a little later one: a thread that was held up counts there.
     fn is_at(self, tag: u32) -> bool {
-        self.tag.wrapping_sub(tag) < u32::MAX / 2
+        self.tag != 0 && self.tag.wrapping_sub(tag) < Self::AHEAD
     }
 }
 
@@ -210,10 +292,14 @@ fn bump(cell: &AtomicU64, tag: u32) {
     }
 }
 
-/// How many stripes there are: as many as threads can run at once, within reason.
+/// How many stripes there are: several for each thread that can run at once, as threads take them by turns and two that run at
+/// once should seldom have the same.
 fn stripes() -> usize {
     static STRIPES: OnceLock<usize> = OnceLock::new();
-    *STRIPES.get_or_init(|| std::thread::available_parallelism().map_or(4, Into::into).next_power_of_two().min(64))
+    *STRIPES.get_or_init(|| {
+        let threads = std::thread::available_parallelism().map_or(4, usize::from);
+        (4 * threads).next_power_of_two().min(64)
+    })
 }
 
 /// That of this thread.
@@ -313,5 +399,41 @@ impl Recent {
 
     fn is_within(&self, moment: i64, now: Timestamp) -> bool {
         moment != Self::NEVER && now.as_millis().saturating_sub(moment) < self.within
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALWAYS: Limit = Limit { share: 0.5, min_calls: 4 };
+
+    /// Tags of the shortest buckets wrap after 49 days.
+    #[test]
+    fn a_window_counts_after_months_too_whether_it_was_left_alone_or_cleared() {
+        let start = Timestamp::from_millis(1_800_000_000_000);
+        for days in [1, 24, 25, 30, 49, 50, 75, 100, 365] {
+            let window = TimeWindow::new(Duration::from_millis(10), 10, start);
+            let now = start + Duration::from_secs(days * 24 * 3600);
+            let four = || [true, false, true, false].map(|bad| window.record(now, bad, &ALWAYS));
+            window.record(start, true, &ALWAYS);
+            assert_eq!(four(), [false, false, false, true], "left alone for {days} days");
+            window.clear();
+            assert_eq!(four(), [false, false, false, true], "cleared after {days} days");
+            assert_eq!(window.counts(now), Counts { bad: 2, total: 4 });
+            assert_eq!(window.counts(now + Duration::from_millis(10)), Counts::default());
+        }
+    }
+
+    #[test]
+    fn a_thread_that_was_held_up_counts_where_the_others_are() {
+        let start = Timestamp::from_millis(1_800_000_000_000);
+        let window = TimeWindow::new(Duration::from_millis(100), 10, start);
+        let later = start + Duration::from_millis(500);
+        window.count_call(later);
+        window.count_call(start + Duration::from_millis(450)); // still in its own bucket
+        window.count_call(later + Duration::from_millis(1_000)); // the same slot, ten buckets on
+        window.count_call(later); // too late for its own
+        assert_eq!(window.counts(later + Duration::from_millis(1_000)).total, 2);
     }
 }

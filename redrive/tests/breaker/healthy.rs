@@ -1,6 +1,6 @@
 //! Long healthy runs, then an outage: whatever was good for hours must not keep it from opening.
 
-use redrive::resilience::{State, Trip, Window};
+use redrive::resilience::{Health, State, Trip, Window};
 
 use super::*;
 
@@ -8,11 +8,7 @@ use super::*;
 fn calls_until_open(trip: Trip) -> u32 {
     let (breaker, clock) = breaker(|b| b.trip(trip));
     for n in 0..6 * 3600 * 100 {
-        if n % 200 == 0 {
-            fail(&breaker, 1)
-        } else {
-            succeed(&breaker, 1)
-        }
+        acquire(&breaker).ended(if n % 200 == 0 { Health::Failure } else { Health::Success });
         clock.advance(ms(10));
     }
     assert_eq!(breaker.snapshot().generation, 0, "it never opened");

@@ -179,10 +179,15 @@ fn health() -> impl Strategy<Value = Health> {
     prop_oneof![4 => Just(Health::Success), 4 => Just(Health::Failure), 1 => Just(Health::Ignore)]
 }
 
+/// In milliseconds. Many are round, so that steps fall on the very moments at which something ends.
+fn time(most: u64) -> impl Strategy<Value = u64> {
+    prop_oneof![1..most, (1..most / 20).prop_map(|n| n * 20)]
+}
+
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        6 => (0u64..60).prop_map(Step::Wait),
-        2 => (60u64..2_000).prop_map(Step::Wait),
+        6 => time(60).prop_map(Step::Wait),
+        2 => time(2_000).prop_map(Step::Wait),
         6 => Just(Step::Begin),
         8 => (0usize..4, health()).prop_map(|(n, health)| Step::End(n, health)),
         1 => (0usize..4).prop_map(Step::Drop),
@@ -203,20 +208,20 @@ fn trip() -> impl Strategy<Value = Trip> {
     let fits = |window, calls: u32| if let Window::Count(n) = window { calls.min(n) } else { calls };
     prop_oneof![
         (shares(), window(), 1u32..12).prop_map(move |(share, w, n)| Trip::failure_rate(share, w, fits(w, n))),
-        (1u64..100, shares(), window(), 1u32..12).prop_map(move |(slow, share, w, n)| Trip::slow_rate(
+        (time(100), shares(), window(), 1u32..12).prop_map(move |(slow, share, w, n)| Trip::slow_rate(
             ms(slow),
             share,
             w,
             fits(w, n)
         )),
         (1u32..8).prop_map(Trip::Consecutive),
-        (1u32..8, 1u64..200).prop_map(|(count, within)| Trip::failures(count, ms(within))),
+        (1u32..8, time(200)).prop_map(|(count, within)| Trip::failures(count, ms(within))),
     ]
 }
 
 fn config() -> impl Strategy<Value = BreakerConfig> {
     let probes = (1u32..5).prop_flat_map(|probes| (Just(probes), 1..=probes));
-    let times = (1u64..100, 1u64..400, 1u64..200);
+    let times = (time(100), time(400), time(200));
     (prop::collection::vec(trip(), 1..4), probes, times).prop_map(|(trips, (probes, successes), times)| BreakerConfig {
         trips,
         open_wait: Backoff::exponential(ms(times.0), 2.0, ms(500)),
