@@ -6,6 +6,7 @@
 //! only this process had) and are removed again.
 
 mod cluster;
+mod gate;
 mod http;
 mod ours;
 mod raw;
@@ -69,6 +70,9 @@ enum Scenario {
     Http,
     /// A hundred HTTP targets, of which one hangs: how long the others' requests take, beside without it.
     Targets,
+    /// `--tasks` for a target that is down and a thousand for one that is not: what its gate costs while it is open, and how they go
+    /// when it is back. On PostgreSQL.
+    Gate,
     /// What the process takes in memory while it holds a million tasks that are due soon (Linux; best alone).
     Memory,
 }
@@ -146,6 +150,7 @@ impl Bench {
                 let memory_mb = Some(ours::memory(store, self.progress("filling the wheel", tasks)).await?);
                 all.push(Figures { scenario, tasks, memory_mb, ..Figures::default() });
             }
+            Scenario::Gate => all.extend(self.gate(store, raw).await?),
             Scenario::Cluster => all.extend(self.cluster(store, raw).await?),
             Scenario::Http => all.extend(self.http(store, raw).await?),
             Scenario::Targets => {
@@ -153,21 +158,24 @@ impl Bench {
                     all.extend(self.targets(by, store, raw).await?);
                 }
             }
-            Scenario::Backlog => {
-                let mut there = 0;
-                for pending in &self.pending {
-                    raw.fill_backlog(pending.saturating_sub(there), self.progress("filling the backlog", *pending))
-                        .await?;
-                    there = *pending;
-                    let figures = self.drain(&format!("drain with {pending} pending"), store, raw).await?;
-                    all.push(Figures { pending: Some(*pending), ..figures });
-                }
-                raw.remove_backlog().await?;
-            }
+            Scenario::Backlog => all.extend(self.backlog(store, raw).await?),
         }
         if self.json {
             all.iter().for_each(|f| println!("{}", f.json()));
         }
+        Ok(all)
+    }
+
+    async fn backlog(&self, store: &redrive::Store, raw: &Raw) -> anyhow::Result<Vec<Figures>> {
+        let (mut all, mut there) = (Vec::new(), 0);
+        for pending in &self.pending {
+            let bar = self.progress("filling the backlog", *pending);
+            raw.fill_backlog(pending.saturating_sub(there), bar).await?;
+            there = *pending;
+            let figures = self.drain(&format!("drain with {pending} pending"), store, raw).await?;
+            all.push(Figures { pending: Some(*pending), ..figures });
+        }
+        raw.remove_backlog().await?;
         Ok(all)
     }
 
@@ -185,6 +193,28 @@ impl Bench {
         };
         let (scenario, rate) = (format!("statements of {NODES} idle nodes"), Some(seen.statements_per_second));
         Ok([scan, Figures { scenario, tasks: pending, rate, ..Figures::default() }])
+    }
+
+    async fn gate(&self, store: &redrive::Store, raw: &Raw) -> anyhow::Result<[Figures; 2]> {
+        let bar = self.progress("filling the table", self.tasks);
+        let seen = gate::run(store, raw, self.tasks, &bar).await?;
+        bar.finish_and_clear();
+        let gate::Seen { written, probes, cycles, burnt, ramp, .. } = &seen;
+        println!("rows of retry_task written in 10 s while the gate was open: {written}");
+        println!("calls that reached the dead target after its gate had opened: {probes}, in {cycles} cycles");
+        println!("tasks with an attempt when the target came back: {burnt}");
+        println!("done in each half second after the gate closed: {ramp:?}");
+        let named = |scenario: &str, tasks, time: Duration| Figures {
+            scenario: scenario.into(),
+            tasks,
+            rate: Some(tasks as f64 / time.as_secs_f64()),
+            max: Some(time),
+            ..Figures::default()
+        };
+        Ok([
+            named("healthy, while the others wait", 1_000, seen.healthy),
+            named("the others, when it is back", self.tasks, seen.drained),
+        ])
     }
 
     async fn http(&self, store: &redrive::Store, raw: &Raw) -> anyhow::Result<[Figures; 2]> {
