@@ -25,6 +25,18 @@ const SECTIONS: &[(&str, &str, &str, &str)] = &[
     ("server", "How `redrive serve` answers.", "src/settings/server.rs", "ServerSettings"),
     ("http", "What holds for all HTTP tasks.", "src/settings/targets.rs", "HttpSettings"),
     (
+        "http.gate",
+        "The circuit breaker of each host; the same below `[targets.NAME.gate]` and `[methods.NAME.gate]`. See [gates](gates.md).",
+        "src/gate.rs",
+        "GateConfig",
+    ),
+    (
+        "http.gate.breaker",
+        "When a gate opens, and what it takes to close again.",
+        "src/resilience/config.rs",
+        "BreakerConfig",
+    ),
+    (
         "targets.NAME",
         "A service that HTTP tasks name: any field of `[defaults]`, and these.",
         "src/settings/targets.rs",
