@@ -6,7 +6,7 @@
 //!
 //! *Invariants.* Every change is a compare-and-set on lane and generation, so of two nodes that want one, one has it. In a cycle
 //! (from half-open to the next change) no more probes are given than the config says: a probe is taken in the row before its
-//! task is claimed, and is never given back. *Open is back pressure, not an attempt*: while a gate is open its lane is not
+//! task is claimed, and is given back only when it has ended and says nothing of its target. *Open is back pressure, not an attempt*: while a gate is open its lane is not
 //! read, nothing is written because of what waits, and no attempt is used up. A probe is an attempt like others.
 //!
 //! *Failure.* A probe whose node died is neither success nor failure: when none has been given for `probe_limit` and one is missing,

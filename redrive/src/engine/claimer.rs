@@ -67,6 +67,8 @@ struct Direct {
     reserved: usize,
     /// Tasks of a slice.
     limit: usize,
+    /// The cycle of the lane's gate whose probes they are, if they are.
+    probes: Option<i64>,
 }
 
 /// Of each shard, how many tasks a claim got, and when the last of them was due: the next one begins there.
@@ -102,11 +104,17 @@ impl Shared {
         let most = limits.free().min(MOST_ROWS);
         // Two claims of one lane, one by list and one of what lies there, could want the same rows in different order.
         let Waiting { ready, direct, .. } = &mut *waiting;
+        let mut probes = Vec::new();
         let mut taken = ready.take(most, |due| match direct.iter().any(|(lane, _)| *lane == due.lane) {
             true => Reserved::NotThisLane,
-            false => limits.reserve(Slot::for_due(due), now),
+            false => {
+                let (probe, reserved) = (limits.probing(due.lane), limits.reserve(Slot::for_due(due), now));
+                probes.extend(probe.filter(|_| reserved == Reserved::Yes).map(|cycle| (due.id, cycle)));
+                reserved
+            }
         });
         drop(limits);
+        self.gates.expect_probes(probes);
         if self.wants_more(&waiting) {
             self.wake.scanner.notify_one();
         }
@@ -136,11 +144,11 @@ impl Shared {
         let first = waiting.turn / 2 % lanes.len().max(1);
         lanes.rotate_left(first);
         let least = if under_way > 0 { WORTH_A_SECOND } else { 1 };
-        let (lane, reserved) = lanes
+        let (lane, (reserved, probes)) = lanes
             .into_iter()
             .filter(|lane| waiting.ready.lane_len(*lane) == 0)
             .map(|lane| (lane, self.reserve_many(Slot { lane, business: 0 }, least)))
-            .find(|(_, reserved)| *reserved > 0)?;
+            .find(|(_, (reserved, _))| *reserved > 0)?;
         let owned = self.owned_in(lane);
         let ours = (0..SHARDS).filter(|shard| owned & (1 << shard) != 0);
         waiting.turn += 1;
@@ -155,17 +163,17 @@ impl Shared {
         slices.rotate_left(first);
         slices.truncate(reserved);
         waiting.direct.push((lane, half));
-        Some(Direct { lane, half, limit: reserved / slices.len().max(1), slices, reserved })
+        Some(Direct { lane, half, limit: reserved / slices.len().max(1), slices, reserved, probes })
     }
 
-    /// As many slots as there are, up to the size of a claim; none if they are fewer than `least`.
-    fn reserve_many(&self, slot: Slot, least: usize) -> usize {
+    /// As many slots as there are, up to the size of a claim; none if they are fewer than `least`. And of which cycle they are probes.
+    fn reserve_many(&self, slot: Slot, least: usize) -> (usize, Option<i64>) {
         let (mut limits, now) = (self.limits(), self.clock.now());
-        let wanted = limits.free().min(MOST_ROWS);
+        let (wanted, probes) = (limits.free().min(MOST_ROWS), limits.probing(slot.lane));
         if wanted < least {
-            return 0;
+            return (0, None);
         }
-        (0..wanted).take_while(|_| limits.reserve(slot, now) == Reserved::Yes).count()
+        ((0..wanted).take_while(|_| limits.reserve(slot, now) == Reserved::Yes).count(), probes)
     }
 
     async fn claim_deep(self: &Arc<Self>, direct: &Direct) {
@@ -178,6 +186,8 @@ impl Shared {
         self.tell_claimed(&claimed);
         let (got, floors) = (claimed.tasks.len(), Floors::of(&claimed.tasks));
         let slot = Slot { lane: direct.lane, business: 0 };
+        let reserved = claimed.tasks.iter().take(direct.reserved);
+        self.gates.expect_probes(reserved.filter_map(|task| direct.probes.map(|cycle| (task.id, cycle))));
         for (i, task) in claimed.tasks.into_iter().enumerate() {
             // A claim that was repeated because its answer was lost may have got more than was asked for.
             if i < direct.reserved || self.reserve(slot) {
@@ -247,6 +257,7 @@ impl Shared {
         // Someone else took them, or their time was up: their slots are free again.
         for d in due.iter().filter(|d| !ours.contains(&d.id)) {
             self.running().forget(d.id, d.version + 1);
+            self.gates.forget_probe(d.id);
             self.release(Slot::for_due(d));
         }
     }

@@ -176,8 +176,9 @@ impl Shared {
                 pause(task.due.since(now)).await;
                 now = shared.clock.now();
             }
+            let Some(pass) = shared.begin(&task) else { return shared.finish(task, Outcome::GivenBack.into()) };
             shared.signals.started(&task, now.since(task.due));
-            let (started, pass) = (Stopwatch::start(), shared.begin(&task));
+            let started = Stopwatch::start();
             let ended = attempt.await;
             let took = started.elapsed();
             shared.signals.ended(&task, took);

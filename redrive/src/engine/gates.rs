@@ -17,7 +17,8 @@ use crate::classify::Kind;
 use crate::clock::{Timestamp, pause};
 use crate::error::Result;
 use crate::gate::{Gate, GateConfig, GateState, Hold, ramp};
-use crate::resilience::{Mode, Sample, Samples};
+use crate::id::{IdMap, TaskId};
+use crate::resilience::{Health, Mode, Sample, Samples};
 use crate::settle::Outcome;
 use crate::task::{Lane, Task};
 
@@ -31,10 +32,15 @@ const READ: Duration = Duration::from_millis(250);
 /// Rows that changed so lately are read although they are closed: a node may have missed it.
 const LATELY: Duration = Duration::from_secs(120);
 
+/// So many lanes are remembered that give no trouble; each counts its calls in a few kilobytes.
+const MOST_CALM: usize = 2_000;
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Gates {
     lanes: Mutex<HashMap<Lane, LaneGate>>,
+    /// Tasks that are claimed as probes, each of a cycle.
+    probes: Mutex<IdMap<i64>>,
     work: Mutex<Vec<Work>>,
     wake: Notify,
 }
@@ -51,10 +57,9 @@ struct LaneGate {
 }
 
 /// As what an attempt began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pass {
     /// Nobody counts it.
-    #[default]
     Uncounted,
     /// As one of many, in this generation.
     Through(i64),
@@ -68,31 +73,23 @@ enum Work {
     Move(Box<(Gate, Gate)>),
     Passed(Lane, i64),
     Failed(Lane, i64, String),
+    /// A probe that says nothing of its target.
+    Undecided(Lane, i64),
 }
 
-/// What an outcome says about the health of whoever was called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Health {
-    Good,
-    Bad,
-    Unknown,
-}
-
-/// Only what the target's health is to blame for counts against it. That it refused a call shows that it is there.
+/// What an outcome says about the health of whoever was called. Only an outage counts against it; that it refused a call shows that
+/// it is there. What is our own trouble, or nobody's, says nothing.
 fn health(outcome: &Outcome) -> Health {
-    let kind = match outcome {
-        Outcome::Done => return Health::Good,
-        Outcome::Failed(failure) | Outcome::Fatal(failure) => &failure.kind,
-        _ => return Health::Unknown,
+    let failure = match outcome {
+        Outcome::Done => return Health::Success,
+        Outcome::Failed(failure) | Outcome::Fatal(failure) => failure,
+        _ => return Health::Ignore,
     };
-    match kind.as_str() {
-        "timeout" | "connect" | "server_error" | "not_ready" | "no_resource" => Health::Bad,
-        "http.501" | "http.505" => Health::Good,
-        http if http.starts_with("http.5") => Health::Bad,
-        // It asks for less; or it is our own trouble, or nobody knows whose.
-        "too_busy" | "http.429" | "error" => Health::Unknown,
-        _ if [Kind::PANIC, Kind::UNMET, Kind::UNDECODABLE, Kind::SEALED, Kind::CRASH].contains(kind) => Health::Unknown,
-        _ => Health::Good,
+    let ours = [Kind::PANIC, Kind::UNMET, Kind::UNDECODABLE, Kind::SEALED, Kind::CRASH, Kind::ERROR];
+    match Health::of_failure(&failure.kind) {
+        Health::Failure if failure.retry_after.is_some() && failure.kind == Kind::http(429) => Health::Ignore, // it asks for less
+        Health::Ignore if !ours.contains(&failure.kind) => Health::Success,
+        health => health,
     }
 }
 
@@ -148,6 +145,19 @@ impl Gates {
         self.wake.notify_one();
     }
 
+    /// These tasks are claimed as probes.
+    pub(super) fn expect_probes(&self, probes: impl IntoIterator<Item = (TaskId, i64)>) {
+        let mut probes = probes.into_iter().peekable();
+        if probes.peek().is_some() {
+            lock(&self.probes).extend(probes);
+        }
+    }
+
+    /// It is, or has become, none; of which cycle it was.
+    pub(super) fn forget_probe(&self, id: TaskId) -> Option<i64> {
+        lock(&self.probes).remove(&id)
+    }
+
     /// Whether one is not closed, or was closed just now.
     fn is_active(&self) -> bool {
         let lanes = lock(&self.lanes);
@@ -169,30 +179,28 @@ impl Shared {
             drop(lanes);
             let (config, now) = (self.gate_config(lane)?, self.clock.now());
             lanes = lock(&self.gates.lanes);
+            if lanes.len() >= MOST_CALM {
+                lanes
+                    .retain(|_, lane| lane.ramping || lane.gate.state != GateState::Closed || lane.gate.held.is_some());
+            }
             lanes.entry(lane).or_insert_with(|| LaneGate::new(Gate::new(lane, "", now), config, now));
         }
         lanes.get_mut(&lane).map(f)
     }
 
-    /// The attempt of a task begins.
-    pub(super) fn begin(&self, task: &Task) -> Pass {
-        let pass = self.begin_call(task.lane);
-        if let Pass::Probe(generation) = pass {
-            self.signals.listeners.tell(|| Event::Probe { lane: task.lane, generation, id: task.id });
-        }
-        pass
-    }
-
-    fn begin_call(&self, lane: Lane) -> Pass {
+    /// The attempt of a task begins. `None`: its gate has opened since it was claimed; it is to wait, too.
+    pub(super) fn begin(&self, task: &Task) -> Option<Pass> {
         if !self.has_gates {
-            return Pass::Uncounted;
+            return Some(Pass::Uncounted);
         }
-        let pass = self.with_gate(lane, |lane| match lane.effective() {
-            GateState::Closed => Pass::Through(lane.gate.generation),
-            GateState::HalfOpen => Pass::Probe(lane.gate.generation),
-            GateState::Open => Pass::Uncounted, // it opened just now
+        if let Some(generation) = self.gates.forget_probe(task.id) {
+            self.signals.listeners.tell(|| Event::Probe { lane: task.lane, generation, id: task.id });
+            return Some(Pass::Probe(generation));
+        }
+        let through = self.with_gate(task.lane, |lane| {
+            (lane.effective() == GateState::Closed).then_some(Pass::Through(lane.gate.generation))
         });
-        pass.unwrap_or_default()
+        through.unwrap_or(Some(Pass::Uncounted))
     }
 
     /// It has ended.
@@ -204,10 +212,11 @@ impl Shared {
     fn count_call(&self, lane: Lane, pass: Pass, outcome: &Outcome, took: Duration, name: &dyn Fn() -> String) {
         let health = health(outcome);
         match (pass, health) {
-            (Pass::Uncounted, _) | (_, Health::Unknown) => {}
-            (Pass::Through(generation), _) => self.count(lane, generation, health == Health::Bad, took, name),
-            (Pass::Probe(generation), Health::Good) => self.gates.push(Work::Passed(lane, generation)),
-            (Pass::Probe(generation), Health::Bad) => {
+            (Pass::Uncounted, _) | (Pass::Through(_), Health::Ignore) => {}
+            (Pass::Through(generation), _) => self.count(lane, generation, health == Health::Failure, took, name),
+            (Pass::Probe(generation), Health::Success) => self.gates.push(Work::Passed(lane, generation)),
+            (Pass::Probe(generation), Health::Ignore) => self.gates.push(Work::Undecided(lane, generation)),
+            (Pass::Probe(generation), Health::Failure) => {
                 self.gates.push(Work::Failed(lane, generation, format!("a probe failed: {}", said(outcome))));
             }
         }
@@ -258,7 +267,7 @@ impl Shared {
                 GateState::Closed if lane.ramping => Some(Passage::Ramp(lane.gate.changed_at, probes)),
                 GateState::Closed => Some(Passage::All),
                 GateState::Open => Some(Passage::None),
-                GateState::HalfOpen => is_news.then_some(Passage::Probes(0)), // what was taken is known there
+                GateState::HalfOpen => is_news.then_some(Passage::Probes(0, lane.gate.generation)), // what was taken is known there
             }
         });
         if let Some(Some(passage)) = passage
@@ -276,6 +285,7 @@ impl Shared {
             match work {
                 Work::Move(change) => self.move_gate(change.0, change.1).await?,
                 Work::Passed(lane, generation) => self.pass(lane, generation, now).await?,
+                Work::Undecided(lane, generation) => self.store.give_probe_back(lane, generation).await?,
                 Work::Failed(lane, generation, why) => self.fail_probe(lane, generation, &why, now).await?,
             }
         }
@@ -417,7 +427,7 @@ impl Shared {
                     (lane.gate.probes_given, lane.gate.changed_at) = (lane.gate.probes_given + wanted, now);
                 }
             });
-            self.limits().set_passage(gate.lane, Passage::Probes(wanted), now);
+            self.limits().set_passage(gate.lane, Passage::Probes(wanted, gate.generation), now);
             self.wake.claimer.notify_one();
         }
         Ok(())
@@ -447,14 +457,14 @@ impl Engine {
     ) -> std::result::Result<Inline, Option<Timestamp>> {
         let shared = &self.0;
         let lane = part.map_or_else(|| Lane::of(method), |part| Lane::part(method, part));
-        let state = shared
-            .with_gate(lane, |lane| (lane.effective(), lane.gate.open_until))
-            .unwrap_or((GateState::Closed, None));
-        match state {
-            (GateState::Open, until) => Err(until),
-            (GateState::HalfOpen, _) if !shared.limits().use_probe(lane) => Err(None),
-            _ => Ok(Inline { lane, pass: shared.begin_call(lane) }),
-        }
+        let known = shared.with_gate(lane, |lane| (lane.effective(), lane.gate.open_until, lane.gate.generation));
+        let Some((state, until, generation)) = known else { return Ok(Inline { lane, pass: Pass::Uncounted }) };
+        let pass = match state {
+            GateState::Open => return Err(until),
+            GateState::HalfOpen => Pass::Probe(shared.limits().use_probe(lane).ok_or(None)?),
+            GateState::Closed => Pass::Through(generation),
+        };
+        Ok(Inline { lane, pass })
     }
 
     /// What became of it.

@@ -79,7 +79,8 @@ impl Engine {
         }
         let waiting = shared.store.list(&TaskFilter::default(), 10_000).await?;
         let now = self.now();
-        Ok(!waiting.iter().any(|task| task.due <= now && shared.handlers.contains_key(&task.method)))
+        let may_run = |task: &Task| shared.handlers.contains_key(&task.method) && !shared.limits().is_held(task.lane);
+        Ok(!waiting.iter().any(|task| task.due <= now && may_run(task)))
     }
 
     /// The task that a first try would have been.

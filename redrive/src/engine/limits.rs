@@ -83,8 +83,8 @@ pub(crate) enum Passage {
     All,
     /// Nothing: it need not be read.
     None,
-    /// So many, each once.
-    Probes(u32),
+    /// So many, each once, in a cycle of its gate.
+    Probes(u32, i64),
     /// More and more since a time, from so many on.
     Ramp(Timestamp, u32),
 }
@@ -180,22 +180,30 @@ impl Limits {
         std::mem::replace(&mut limits.passage, passage) != passage
     }
 
+    /// The cycle of a lane's gate whose probe the next slot is, if it is one.
+    pub(crate) fn probing(&self, lane: Lane) -> Option<i64> {
+        match self.lanes.get(&lane)?.passage {
+            Passage::Probes(_, generation) => Some(generation),
+            _ => None,
+        }
+    }
+
     /// How many probes of a lane wait here for a task.
     pub(crate) fn probes_left(&self, lane: Lane) -> u32 {
         match self.lanes.get(&lane).map(|lane| lane.passage) {
-            Some(Passage::Probes(n)) => n,
+            Some(Passage::Probes(n, _)) => n,
             _ => 0,
         }
     }
 
-    /// Uses one of them, for a call that needs no slot.
-    pub(crate) fn use_probe(&mut self, lane: Lane) -> bool {
-        match self.lanes.get_mut(&lane).map(|lane| &mut lane.passage) {
-            Some(Passage::Probes(n)) if *n > 0 => {
+    /// Uses one of them, for a call that needs no slot: of which cycle it is.
+    pub(crate) fn use_probe(&mut self, lane: Lane) -> Option<i64> {
+        match &mut self.lanes.get_mut(&lane)?.passage {
+            Passage::Probes(n, generation) if *n > 0 => {
                 *n -= 1;
-                true
+                Some(*generation)
             }
-            _ => false,
+            _ => None,
         }
     }
 
@@ -266,7 +274,7 @@ impl LaneLimits {
         let passes = match self.passage {
             Passage::All => true,
             Passage::None => false,
-            Passage::Probes(n) => n > 0,
+            Passage::Probes(n, _) => n > 0,
             Passage::Ramp(since, probes) => self.taken < ramp(probes, now.since(since)),
         };
         tokens && passes && !self.paused && self.options.concurrency.is_none_or(|most| self.taken < most)
@@ -285,7 +293,7 @@ impl LaneLimits {
             *taken += 1;
         }
         self.bucket.iter_mut().for_each(Bucket::take);
-        if let Passage::Probes(n) = &mut self.passage {
+        if let Passage::Probes(n, _) = &mut self.passage {
             *n -= 1; // there is one: see has_room
         }
         self.taken += 1;
@@ -353,9 +361,10 @@ impl Bucket {
 }
 
 impl Shared {
-    /// A slot for a task, if there is one.
+    /// A slot for a task, if there is one. Probes are for those that were claimed for it.
     pub(super) fn reserve(&self, slot: Slot) -> bool {
-        self.limits().reserve(slot, self.clock.now()) == Reserved::Yes
+        let mut limits = self.limits();
+        limits.probing(slot.lane).is_none() && limits.reserve(slot, self.clock.now()) == Reserved::Yes
     }
 
     pub(super) fn release(&self, slot: Slot) {

@@ -58,6 +58,10 @@ impl Settings {
 /// The names of a path, as TOML reads them.
 fn names(path: &str) -> Result<Vec<String>> {
     let wrong = || Error::invalid(path, "is not a path as defaults.max_attempts or methods.\"billing.charge\".timeout");
+    // Only a name may stand there: what is not within quotes is none of TOML's own signs.
+    if path.split('"').step_by(2).any(|outside| outside.contains(['=', '#', '[', '{', '\n', '\r'])) {
+        return Err(wrong());
+    }
     let text = format!("{path} = 0");
     let table = DeTable::parse(&text).map_err(|_| wrong())?;
     let (mut names, mut at) = (Vec::new(), table.get_ref());

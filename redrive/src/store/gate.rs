@@ -86,6 +86,18 @@ impl Store {
         })
     }
 
+    /// A probe has ended and says nothing of its target: another one may go instead. Not tried again: at worst it is lost.
+    pub(crate) async fn give_probe_back(&self, lane: Lane, generation: i64) -> Result<()> {
+        let sql = "UPDATE redrive_gate SET probes_given = probes_given - 1 \
+                   WHERE lane = ? AND generation = ? AND state = 'half_open' AND probes_given > probes_passed";
+        retrying!(self.pools(), Use::Write, Scope::Statement, "giving a probe of a gate back", |c, tried| {
+            if tried == 0 {
+                c.execute(query(sql).bind(lane.0).bind(generation)).await?;
+            }
+            Ok(())
+        })
+    }
+
     /// What a person does to the gate of a lane, under their name.
     pub async fn act_on_gate(
         &self,

@@ -150,14 +150,14 @@ async fn a_gate_that_a_person_holds_stays_so(db: Db) {
     db.store.make_gate(LANE(), "m", now).await.unwrap();
     db.store.act_on_gate(LANE(), GateAction::Hold(Hold::Open), "ada", Some("they deploy"), now).await.unwrap();
     // It is followed at the next beat; what runs until then runs.
-    loop {
-        let calls = target.calls();
-        let id = engine.enqueue(new(u64::from(calls))).await.unwrap().id;
-        if db.store.get(id).await.unwrap().is_some_and(|task| task.status == redrive::Status::Pending) {
-            break;
-        }
-        while target.calls() == calls {
-            tokio::task::yield_now().await;
+    let mut n = 0;
+    'held: loop {
+        n += 1;
+        let id = engine.enqueue(new(n)).await.unwrap().id;
+        while let Some(task) = db.store.get(id).await.unwrap() {
+            if task.status == redrive::Status::Pending {
+                break 'held;
+            }
         }
     }
     let calls = target.calls();
