@@ -211,6 +211,22 @@ pub(crate) fn judge<C: Retryable>(call: &C, cx: &Context<'_>, policy: &Policy, e
     }
 }
 
+/// What a call that was written down first says about what it called.
+fn seen<C: Retryable>(call: &C, called: &Called<C>) -> Outcome {
+    let cause = match called {
+        Ok(_) => return Outcome::Done,
+        Err(e) => e.cause(),
+    };
+    match cause {
+        Some(Cause::Timeout(limit)) => Outcome::Failed(Failure::retry(Kind::TIMEOUT, no_result(*limit))),
+        Some(Cause::Error(e)) => match call.classify(e) {
+            Verdict::Failed(failure) | Verdict::Retry(failure) | Verdict::Fatal(failure) => Outcome::Failed(failure),
+            Verdict::Snooze(_) | Verdict::Cancel => Outcome::Cancel,
+        },
+        _ => Outcome::Cancel, // nothing
+    }
+}
+
 fn by_lists(policy: &Policy, failure: Failure) -> Failure {
     Failure { class: policy.classify(&failure.kind), ..failure }
 }
@@ -291,12 +307,14 @@ impl Engine {
             Ok(inline) => inline,
             Err(until) => return self.hold_back(call, persist, until).await,
         };
+        let started = Stopwatch::start();
         if persist == Persist::Always {
-            return self.call_recorded(call).await;
+            let called = self.call_recorded(call).await;
+            self.end_inline(&inline, call.method(), part.as_deref(), &seen(call, &called), started.elapsed());
+            return called;
         }
         let asked = Asked { engine: self, call };
         let cx = self.inline_context(1, &asked);
-        let started = Stopwatch::start();
         let ended = try_once(call, &cx, first.timeout).await;
         let outcome = judge(call, &cx, &self.policy_for(call), &ended);
         self.end_inline(&inline, call.method(), part.as_deref(), &outcome, started.elapsed());

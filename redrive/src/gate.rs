@@ -200,6 +200,11 @@ impl Gate {
         is_over.then(|| self.next(GateState::HalfOpen, now))
     }
 
+    /// The same where it is only watched: nothing was held back, so nothing need be tried.
+    pub(crate) fn let_go(&self, now: Timestamp) -> Option<Self> {
+        self.half_opened(now).map(|next| Self { why: None, ..self.next(GateState::Closed, next.changed_at) })
+    }
+
     /// A probe is missing for too long.
     pub(crate) fn has_lost_a_probe(&self, config: &GateConfig, now: Timestamp) -> bool {
         self.state == GateState::HalfOpen

@@ -258,10 +258,8 @@ impl Shared {
         let passage = self.with_gate(lane, |lane| {
             let probes = lane.config.breaker.probes;
             let ramped = ramp(probes, now.since(lane.gate.changed_at)) >= self.config.concurrency;
-            lane.ramping = lane.effective() == GateState::Closed
-                && lane.gate.generation > 0
-                && !ramped
-                && lane.gate.held.is_none();
+            let was_open = lane.gate.state == GateState::Closed && lane.gate.generation > 0 && lane.gate.held.is_none();
+            lane.ramping = was_open && !ramped && lane.config.breaker.mode == Mode::Enforce;
             let is_news = lane.applied.replace(lane.gate.generation) != Some(lane.gate.generation);
             match lane.effective() {
                 GateState::Closed if lane.ramping => Some(Passage::Ramp(lane.gate.changed_at, probes)),
@@ -283,13 +281,29 @@ impl Shared {
         let work = std::mem::take(&mut *lock(&self.gates.work));
         for work in work {
             match work {
-                Work::Move(change) => self.move_gate(change.0, change.1).await?,
+                Work::Move(change) => self.trip(change.0, change.1, now).await?,
                 Work::Passed(lane, generation) => self.pass(lane, generation, now).await?,
                 Work::Undecided(lane, generation) => self.store.give_probe_back(lane, generation).await?,
                 Work::Failed(lane, generation, why) => self.fail_probe(lane, generation, &why, now).await?,
             }
         }
         Ok(())
+    }
+
+    /// A gate opens. This node may not have known that it has opened before: then it opens from what it is.
+    async fn trip(&self, from: Gate, to: Gate, now: Timestamp) -> Result<()> {
+        let (lane, why) = (to.lane, to.why.clone().unwrap_or_default());
+        if self.move_gate(from, to).await? {
+            return Ok(());
+        }
+        let again = self.with_gate(lane, |lane| {
+            let is_closed = lane.gate.state == GateState::Closed && lane.gate.held.is_none();
+            is_closed.then(|| (lane.gate.clone(), lane.gate.opened(&lane.config, chance(&lane.gate, now), &why, now)))
+        });
+        match again.flatten() {
+            Some((from, to)) => self.move_gate(from, to).await.map(|_| ()),
+            None => Ok(()),
+        }
     }
 
     /// A probe passed: if that is enough, its gate closes.
@@ -300,7 +314,7 @@ impl Shared {
             lane.gate.closed(&lane.config, now)
         });
         match closed.flatten() {
-            Some(closed) => self.move_gate(gate, closed).await,
+            Some(closed) => self.move_gate(gate, closed).await.map(|_| ()),
             None => Ok(()),
         }
     }
@@ -312,25 +326,25 @@ impl Shared {
             is_ours.then(|| (from.opened(&lane.config, chance(&from, now), why, now), from))
         });
         match moved.flatten() {
-            Some((to, from)) => self.move_gate(from, to).await,
+            Some((to, from)) => self.move_gate(from, to).await.map(|_| ()),
             None => Ok(()),
         }
     }
 
-    /// Changes a gate for all. If another was faster, what they have made of it holds.
-    async fn move_gate(&self, from: Gate, to: Gate) -> Result<()> {
+    /// Changes a gate for all. `false`: another was faster, or it was not what we thought; what it is holds.
+    async fn move_gate(&self, from: Gate, to: Gate) -> Result<bool> {
         let lane = to.lane;
         if self.store.move_gate(&from, &to).await? {
             self.with_gate(lane, |lane| lane.set(to.clone()));
             self.apply_gate(lane);
             self.tell_gate(&from, &to).await;
-            return Ok(());
+            return Ok(true);
         }
         let now = self.clock.now();
         let gate = self.store.gates().await?.into_iter().find(|gate| gate.lane == lane);
         self.with_gate(lane, |lane| lane.set(gate.unwrap_or_else(|| Gate::new(to.lane, &to.name, now))));
         self.apply_gate(lane);
-        Ok(())
+        Ok(false)
     }
 
     async fn tell_gate(&self, from: &Gate, to: &Gate) {
@@ -397,8 +411,11 @@ impl Shared {
             if ramping {
                 self.apply_gate(gate.lane);
                 self.wake.claimer.notify_one();
-            } else if let Some(half) = gate.half_opened(now) {
-                self.move_gate(gate, half).await?;
+            } else if let Some(next) = match config.breaker.mode {
+                Mode::Enforce => gate.half_opened(now),
+                Mode::Observe => gate.let_go(now),
+            } {
+                self.move_gate(gate, next).await?;
             } else if gate.has_lost_a_probe(&config, now) {
                 let lost = Gate { opens: gate.opens.saturating_sub(1), ..gate.clone() }; // nothing failed: the same wait again
                 let opened = lost.opened(&config, chance(&gate, now), "a probe was lost", now);

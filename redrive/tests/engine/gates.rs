@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redrive::gate::{Gate, GateConfig, GateState, Hold};
-use redrive::resilience::{BreakerConfig, Trip};
+use redrive::resilience::{BreakerConfig, Mode, Trip};
 use redrive::store::GateAction;
 use redrive::{
     Backoff, CallError, Cause, Context, Engine, EngineConfig, ErrorKind, Event, Jitter, Lane, MethodOptions, NewTask,
     Persist, Policy, Retryable, Store, Verdict,
 };
 
-use crate::harness::{Db, new, stores};
+use crate::harness::{Db, Kind, new, stores};
 
 stores!(
     a_target_that_is_down_sees_only_probes_and_nothing_is_lost,
@@ -22,6 +22,7 @@ stores!(
     no_cycle_has_more_probes_than_it_may_though_a_node_dies,
     a_first_try_is_not_made_while_the_gate_is_open,
     only_the_health_of_a_target_counts,
+    a_gate_that_only_observes_holds_nothing_back,
 );
 
 const LANE: fn() -> Lane = || Lane::of("m");
@@ -243,12 +244,13 @@ async fn no_cycle_has_more_probes_than_it_may_though_a_node_dies(db: Db) {
     until(&db.store, |gate| gate.why.as_deref() == Some("a probe was lost")).await;
     drop(engine);
     dying.shutdown_background();
-    until(&db.store, |gate| gate.opens >= 100).await;
+    let wanted = if db.kind == Kind::Postgres { 100 } else { 40 };
+    until(&db.store, |gate| gate.opens >= wanted).await;
     for engine in engines {
         engine.stop().await;
     }
     let cycles = cycles.lock().unwrap();
-    assert!(cycles.len() >= 90, "{cycles:?}");
+    assert!(cycles.len() as u32 >= wanted * 9 / 10, "{cycles:?}");
     assert!(cycles.values().all(|probes| *probes <= 2), "{cycles:?}");
 }
 
@@ -271,7 +273,11 @@ impl Retryable for Pay {
         Verdict::of(e)
     }
     fn persist(&self) -> Option<Persist> {
-        Some(if self.n >= 1_000 { Persist::Never } else { Persist::RetryOnly })
+        Some(match self.n {
+            0 => Persist::Always,
+            n if n >= 1_000 => Persist::Never,
+            _ => Persist::RetryOnly,
+        })
     }
 }
 
@@ -310,4 +316,19 @@ async fn only_the_health_of_a_target_counts(db: Db) {
     }
     engine.stop().await;
     assert_eq!(seen(&db.store).await, None);
+}
+
+async fn a_gate_that_only_observes_holds_nothing_back(db: Db) {
+    let target = Target::default();
+    let mut watching = gate(50);
+    watching.breaker.mode = Mode::Observe;
+    let engine = target.engine(db.another().await, watching).await;
+    engine.enqueue_many((0..20).map(|n| new(n).policy(patient()))).await.unwrap();
+    let first = until(&db.store, |gate| gate.state == GateState::Open).await.generation;
+    until(&db.store, |gate| gate.generation > first + 4).await; // it opens again and again
+    let calls = target.calls();
+    while target.calls() < calls + 100 {
+        tokio::task::yield_now().await;
+    }
+    engine.stop().await;
 }
