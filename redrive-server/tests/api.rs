@@ -7,6 +7,9 @@ use std::process::{Child, Command, Stdio};
 use redrive::store::{AuditFilter, AuditOutcome, Role};
 use serde_json::{Value, json};
 
+/// The trace that every request belongs to.
+const TRACE: &str = "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n";
+
 /// A server of one's own; stopped with this.
 struct Server {
     child: Child,
@@ -47,7 +50,7 @@ impl Server {
     fn ask_as(&self, token: &str, method: &str, path: &str, body: &str) -> (u16, String, String) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\nauthorization: Bearer {token}\r\ncontent-length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\nauthorization: Bearer {token}\r\n{TRACE}content-length: {}\r\n\r\n{body}",
             self.address,
             body.len()
         );
@@ -132,6 +135,10 @@ fn a_request_is_delivered_until_it_succeeds() {
         assert!(request.starts_with("post /invoices"), "{request}");
         assert!(request.contains(&format!("redrive-attempt: {attempt}")), "{request}");
         assert!(request.contains(&format!("webhook-id: {id}")) && request.contains("idempotency-key: invoice-7"));
+        assert!(
+            request.contains("traceparent: 00-0af7651916cd43dd8448eb211c80319c"),
+            "the caller's goes along: {request}"
+        );
     }
     while server.json("GET", &format!("/api/v1/tasks/{id}"), &Value::Null).0 == 200 {}
     let (_, again) = server.json("POST", "/api/v1/tasks", &json!({ "http": http, "key": "invoice-7" }));
