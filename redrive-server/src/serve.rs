@@ -54,15 +54,18 @@ pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
     let listen = serve.listen.unwrap_or(settings.server.listen);
     let delivery = HttpDelivery::new(&settings)?;
     let store = Store::open_with(serve.database.or(&settings), settings.store_options()?).await?;
-    let first = first_token(&store, listen).await?;
     let builder = Engine::builder(store.clone());
     let builder = match serve.file() {
         Some(file) => builder.watch(file),
         None => builder.settings(settings),
     };
     let engine = delivery.clone().install(builder).start().await?;
-    let server = match Server::bind(listen, engine.clone(), delivery, metrics).await {
-        Ok(server) => server,
+    let bound = async {
+        let server = Server::bind(listen, engine.clone(), delivery, metrics).await?;
+        Ok((server, first_token(&store, listen).await?)) // not before it is certain that it will be shown
+    };
+    let (server, first) = match bound.await {
+        Ok(bound) => bound,
         Err(e) => {
             engine.stop().await;
             return Err(e);

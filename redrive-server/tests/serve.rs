@@ -36,6 +36,21 @@ fn a_wrong_database_says_what_to_do_and_exits_with_1() {
 }
 
 #[test]
+fn without_a_token_it_answers_on_loopback_only_and_logs_are_json_on_request() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("redrive.toml"), "[server]\nlisten = '0.0.0.0:0'\nlog = 'json'").unwrap();
+    let mut serve = Command::new(env!("CARGO_BIN_EXE_redrive"));
+    let out = serve.arg("serve").current_dir(dir.path()).env_remove("REDRIVE_DATABASE").output().unwrap();
+    let said = String::from_utf8(out.stderr).unwrap();
+    assert!(!out.status.success() && said.contains("redrive token create"), "{said}");
+    let tokens = redrive(dir.path(), &["token", "ls", "--json"]).output().unwrap();
+    assert!(tokens.status.success() && tokens.stdout.is_empty(), "none was made that nobody has seen");
+    for line in said.lines().filter(|line| line.starts_with('{')) {
+        assert!(serde_json::from_str::<serde_json::Value>(line).unwrap()["level"].is_string(), "{line}");
+    }
+}
+
+#[test]
 fn migrate_may_be_repeated() {
     let dir = tempfile::tempdir().unwrap();
     for _ in 0..2 {
