@@ -89,10 +89,10 @@ impl Engine {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redrive::Result<()> {
-    /// use redrive::{Engine, Event, NewTask, Store};
+    /// use redrive::{Context, Engine, Event, NewTask, Store, Verdict};
     ///
     /// let engine = Engine::builder(Store::open("sqlite::memory:").await?)
-    ///     .register("greet", async |_cx, _name: String| Ok::<_, std::convert::Infallible>(()))
+    ///     .register("greet", |_cx: Context, _name: String| async { Ok::<(), Verdict>(()) })
     ///     .start()
     ///     .await?;
     /// let mut events = engine.events();
