@@ -11,7 +11,7 @@
 //!
 //! *Failure.* A probe whose node died is neither success nor failure: when none has been given for `probe_limit` and one is missing,
 //! the gate opens again for another wait. Late results carry the generation in which they began, and change nothing in another
-//! one. A node that cannot reach the database holds its own calls back and tells the others later.
+//! one. A node that cannot reach the database holds its own calls back until its wait is over.
 //!
 //! Here is what is decided, by pure functions; the store writes it, the engine acts on it.
 

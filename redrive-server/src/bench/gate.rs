@@ -86,9 +86,8 @@ pub(super) async fn run(store: &Store, raw: &Raw, tasks: u64, bar: &ProgressBar)
     until(store, GateState::Open).await?;
     let before = target.calls.load(Ordering::Acquire);
     let started = start();
-    engine
-        .enqueue_many((0..HEALTHY_TASKS).map(|n| NewTask::new(HEALTHY, &n).unwrap_or_else(|_| unreachable!())))
-        .await?;
+    let tasks_of_healthy = (0..HEALTHY_TASKS).map(|n| NewTask::new(HEALTHY, &n));
+    engine.enqueue_many(tasks_of_healthy.collect::<redrive::Result<Vec<_>>>()?).await?;
     healthy.reached.notified().await;
     let healthy = started.elapsed();
     let written = rows_while_open(raw).await?;

@@ -193,14 +193,17 @@ impl Shared {
         if !self.has_gates {
             return Some(Pass::Uncounted);
         }
-        if let Some(generation) = self.gates.forget_probe(task.id) {
-            self.signals.listeners.tell(|| Event::Probe { lane: task.lane, generation, id: task.id });
-            return Some(Pass::Probe(generation));
-        }
-        let through = self.with_gate(task.lane, |lane| {
-            (lane.effective() == GateState::Closed).then_some(Pass::Through(lane.gate.generation))
+        let probe = self.gates.forget_probe(task.id);
+        let pass = self.with_gate(task.lane, |lane| match (probe, lane.gate.generation) {
+            // One of an earlier cycle is none any more, whatever became of its claim.
+            (Some(cycle), now) if cycle == now => Some(Pass::Probe(cycle)),
+            (_, generation) => (lane.effective() == GateState::Closed).then_some(Pass::Through(generation)),
         });
-        through.unwrap_or(Some(Pass::Uncounted))
+        let pass = pass.unwrap_or(Some(Pass::Uncounted));
+        if let Some(Pass::Probe(generation)) = pass {
+            self.signals.listeners.tell(|| Event::Probe { lane: task.lane, generation, id: task.id });
+        }
+        pass
     }
 
     /// It has ended.
@@ -277,17 +280,19 @@ impl Shared {
         }
     }
 
+    /// Each by itself: one that cannot be written does not take the others with it.
     async fn do_gate_work(&self, now: Timestamp) -> Result<()> {
-        let work = std::mem::take(&mut *lock(&self.gates.work));
+        let (work, mut all) = (std::mem::take(&mut *lock(&self.gates.work)), Ok(()));
         for work in work {
-            match work {
-                Work::Move(change) => self.trip(change.0, change.1, now).await?,
-                Work::Passed(lane, generation) => self.pass(lane, generation, now).await?,
-                Work::Undecided(lane, generation) => self.store.give_probe_back(lane, generation).await?,
-                Work::Failed(lane, generation, why) => self.fail_probe(lane, generation, &why, now).await?,
-            }
+            let done = match work {
+                Work::Move(change) => self.trip(change.0, change.1, now).await,
+                Work::Passed(lane, generation) => self.pass(lane, generation, now).await,
+                Work::Undecided(lane, generation) => self.store.give_probe_back(lane, generation).await,
+                Work::Failed(lane, generation, why) => self.fail_probe(lane, generation, &why, now).await,
+            };
+            all = all.and(done);
         }
-        Ok(())
+        all
     }
 
     /// A gate opens. This node may not have known that it has opened before: then it opens from what it is.
