@@ -77,8 +77,8 @@ pub use redrive_macros::{ErrorKind, retryable};
 pub use retryable::{FirstTry, IntoTask, Persist, Registration, Retryable};
 pub use secret::Secret;
 pub use settings::{
-    DatabaseUrl, Defaults, EncryptionSettings, HttpSettings, LogFormat, MethodSettings, Network, PolicyPatch,
-    ServerSettings, Settings, TargetSettings, Watcher,
+    DatabaseUrl, Defaults, EncryptionSettings, GuardSettings, GuardedTableSettings, HttpSettings, IdType, LogFormat,
+    MethodSettings, Network, PolicyPatch, ServerSettings, Settings, TargetSettings, Watcher,
 };
 pub use settle::{Change, DeadReason, Outcome, To, give_up, settle, spent};
 pub use store::{Enqueued, Store, StoreOptions};

@@ -11,12 +11,13 @@
 //! | `patch` | policy fields that are given |
 //! | `defaults` | what the settings mean for one call or task |
 //! | `hot` | single fields that people change while nodes run |
-//! | `targets`, `server` | where HTTP tasks go, and how the server answers |
+//! | `targets`, `server`, `guards` | where HTTP tasks go, how the server answers, which tables it guards |
 //! | `watch` | notices that the file has changed |
 //!
 //! Some fields hold from the moment they are changed, others from the next start ([`Settings::followed_by`] knows which).
 
 mod defaults;
+mod guards;
 mod hot;
 mod patch;
 mod read;
@@ -45,6 +46,7 @@ use crate::store::{Retention, StoreOptions};
 use crate::task::limits;
 
 pub use defaults::Defaults;
+pub use guards::{GuardSettings, GuardedTableSettings, IdType};
 pub use patch::PolicyPatch;
 pub use server::{LogFormat, ServerSettings};
 pub use targets::{HttpSettings, Network, TargetSettings};
@@ -114,6 +116,10 @@ pub struct Settings {
     pub server: ServerSettings,
     /// Services that HTTP tasks name. From the next start on. Default: none.
     pub targets: BTreeMap<String, TargetSettings>,
+    /// What holds for all guarded tables. From the next start on. Default: see there.
+    pub guard: GuardSettings,
+    /// Business tables whose failed rows are retried. From the next start on. Default: none.
+    pub guards: BTreeMap<String, GuardedTableSettings>,
 }
 
 /// Settings of one method. Policy fields stand beside the others: `[methods.charge]`, `max_attempts = 5`, `concurrency = 2`.
@@ -209,6 +215,8 @@ impl Settings {
         problems.nest("http", self.http.problems());
         problems.nest("server", self.server.problems());
         self.targets.iter().for_each(|(name, target)| target.check(name, &mut problems));
+        problems.nest("guard", self.guard.problems());
+        self.guards.iter().for_each(|(name, guard)| guard.check(name, &self.targets, &mut problems));
         problems.into_result()
     }
 
@@ -246,6 +254,8 @@ impl Settings {
             http: self.http.clone(),
             server: self.server.clone(),
             targets: self.targets.clone(),
+            guard: self.guard.clone(),
+            guards: self.guards.clone(),
             engine,
             ..new
         };

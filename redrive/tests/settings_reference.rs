@@ -42,6 +42,13 @@ const SECTIONS: &[(&str, &str, &str, &str)] = &[
         "src/settings/targets.rs",
         "TargetSettings",
     ),
+    ("guard", "What holds for all guarded tables.", "src/settings/guards.rs", "GuardSettings"),
+    (
+        "guards.NAME",
+        "A business table whose failed rows are retried. See [guards](guards.md).",
+        "src/settings/guards.rs",
+        "GuardedTableSettings",
+    ),
 ];
 
 struct Field {

@@ -43,6 +43,13 @@ impl Sources {
                         settings.targets.insert(target, read);
                     }
                 }
+                "guard" => settings.guard = self.field(&name, value).unwrap_or_default(),
+                "guards" => {
+                    for (guard, value) in self.fields_of(&name, value) {
+                        let read = self.field(&join(&name, &guard), value);
+                        read.into_iter().for_each(|read| _ = settings.guards.insert(guard.clone(), read));
+                    }
+                }
                 #[cfg(feature = "notify")]
                 "notify" => settings.notify = self.field(&name, value),
                 _ => self.note(&join("", &name), unknown(&name, TOP)),

@@ -12,6 +12,7 @@ use toml::de::{DeTable, DeValue};
 use crate::engine::EngineConfig;
 use crate::error::{Error, Problems, Result};
 
+use super::guards::OF_GUARD;
 use super::patch;
 use super::targets::OF_TARGET;
 
@@ -22,6 +23,8 @@ pub(super) const TOP: &[&str] = &[
     "engine",
     "persist",
     "defaults",
+    "guard",
+    "guards",
     "http",
     "methods",
     "notify",
@@ -30,6 +33,7 @@ pub(super) const TOP: &[&str] = &[
     "server",
     "targets",
 ];
+const GUARD: &[&str] = &["scan_interval", "mail_channel", "mail_from", "mail_to"];
 const HTTP: &[&str] = &["allow", "max_redirects", "gate"];
 const SERVER: &[&str] = &["listen", "request_timeout", "max_body", "log"];
 const REGISTRY: &[&str] = &["kind", "keep_view_for"];
@@ -117,7 +121,7 @@ impl Sources {
                 self.problems.add(&name, unknown(&name, &variables()));
                 continue;
             };
-            let named = path.first().is_some_and(|top| top == "methods" || top == "targets");
+            let named = path.first().is_some_and(|top| ["methods", "targets", "guards"].contains(&top.as_str()));
             let of_field = if named { 3 } else { 2 }.min(path.len());
             let (field, whole) = (shown(path.get(..of_field).unwrap_or_default()), path.len() == of_field);
             let value = if is_text(&path) { raw.clone().into() } else { parsed(&raw) };
@@ -185,7 +189,7 @@ pub(super) fn is_section(path: &[impl AsRef<str>]) -> bool {
     match path {
         [] => true,
         [top] => !["database", "persist"].contains(&top.as_ref()),
-        [top, _] if ["methods", "targets"].contains(&top.as_ref()) => true,
+        [top, _] if ["methods", "targets", "guards"].contains(&top.as_ref()) => true,
         [top, below] => {
             let sections = [("encryption", "keys"), ("notify", "channels"), ("registry", "nacos")];
             sections.contains(&(top.as_ref(), below.as_ref()))
@@ -253,6 +257,8 @@ fn variable_path(name: &str) -> Option<Vec<String>> {
         ["retention", field] => RETENTION.contains(field),
         ["registry", "nacos", field] => NACOS.contains(field),
         ["engine", field] => engine_fields().iter().any(|known| known == field),
+        ["guard", field] => GUARD.contains(field),
+        ["guards", _, field] => OF_GUARD.contains(field),
         ["http", field] => HTTP.contains(field),
         ["server", field] => SERVER.contains(field),
         ["targets", _, "headers", _] | ["targets", _, "rate", ..] => true,
@@ -274,6 +280,7 @@ fn is_text(path: &[String]) -> bool {
         ["encryption", "keys" | "current", ..]
             | ["notify", "channels", _, "user" | "password" | "secret" | "url" | "host"]
             | ["server", "listen"]
+            | ["guards", _, "database"]
             | ["targets", _, "base_url" | "signing_secret"]
             | ["targets", _, "headers", _]
             | ["registry", "nacos", "namespace" | "group" | "service" | "ip" | "username" | "password"]
@@ -295,6 +302,7 @@ fn variables() -> Vec<String> {
     let registry = REGISTRY.iter().map(|field| format!("REGISTRY__{field}"));
     let retention = RETENTION.iter().map(|field| format!("RETENTION__{field}"));
     let nacos = NACOS.iter().map(|field| format!("REGISTRY__NACOS__{field}"));
+    let guard = GUARD.iter().map(|field| format!("GUARD__{field}"));
     let http = HTTP.iter().map(|field| format!("HTTP__{field}"));
     let server = SERVER.iter().map(|field| format!("SERVER__{field}"));
     let all = ["DATABASE", "PERSIST", "ENCRYPTION__CURRENT", "ENCRYPTION__ALL"]
@@ -303,6 +311,7 @@ fn variables() -> Vec<String> {
         .chain(registry)
         .chain(retention)
         .chain(nacos)
+        .chain(guard)
         .chain(http)
         .chain(server)
         .chain(engine)
