@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 
 use super::Store;
 use super::audit::{AuditEntry, check_by};
-use super::db::{Row, query};
+use super::db::{Dialect, Row, query};
 use super::method::{Paused, read_paused};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
@@ -81,14 +81,30 @@ impl Store {
             if before == text {
                 return Ok(()); // it is so already, perhaps by our earlier try
             }
-            c.execute(query("DELETE FROM redrive_setting WHERE name = ?").bind(&*name)).await?;
-            if let Some(text) = &text {
-                let sql =
-                    "INSERT INTO redrive_setting (name, version, updated_at, updated_by, value) VALUES (?, 1, ?, ?, ?)";
-                c.execute(query(sql).bind(&*name).bind(now).bind(by).bind(&**text)).await?;
-            }
+            match &text {
+                None => c.execute(query("DELETE FROM redrive_setting WHERE name = ?").bind(&*name)).await?,
+                Some(text) => {
+                    let sql = put(c.dialect());
+                    c.execute(query(sql).bind(&*name).bind(now).bind(by).bind(&**text)).await?
+                }
+            };
             record.changed(before.map(read_json), value.cloned()).write(c, now).await
         })
+    }
+}
+
+/// Somebody else may set the same field in this moment: the later one wins.
+const fn put(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::MySql => {
+            "INSERT INTO redrive_setting (name, version, updated_at, updated_by, value) VALUES (?, 1, ?, ?, ?) \
+             ON DUPLICATE KEY UPDATE updated_at = VALUES(updated_at), updated_by = VALUES(updated_by), value = VALUES(value)"
+        }
+        Dialect::Sqlite | Dialect::Postgres => {
+            "INSERT INTO redrive_setting (name, version, updated_at, updated_by, value) VALUES (?, 1, ?, ?, ?) \
+             ON CONFLICT (name) DO UPDATE SET updated_at = excluded.updated_at, updated_by = excluded.updated_by, \
+             value = excluded.value"
+        }
     }
 }
 

@@ -22,6 +22,7 @@ layouts!(
     pauses_are_recorded,
     a_lost_answer_makes_no_second_record,
     records_go_when_their_time_is_over,
+    two_people_set_the_same_field_at_once,
 );
 
 async fn records_go_when_their_time_is_over(db: Db) {
@@ -36,6 +37,21 @@ async fn records_go_when_their_time_is_over(db: Db) {
     retention.keep_audit = Keep::For(Duration::from_secs(90 * 60));
     assert_eq!(swept(&retention).await, 1);
     assert_eq!(audit(&db).await.iter().map(|a| &*a.entry.who).collect::<Vec<_>>(), ["bob"]);
+}
+
+async fn two_people_set_the_same_field_at_once(db: Db) {
+    for round in 0..20 {
+        let path = format!("methods.m{round}.concurrency");
+        let set = |by: &'static str, n: i64| {
+            let (store, path) = (db.store.clone(), path.clone());
+            tokio::spawn(async move { store.set_field(&path, Some(&json!(n)), by, NOW).await })
+        };
+        let (ada, bob) = (set("ada", 1), set("bob", 2));
+        ada.await.unwrap().unwrap();
+        bob.await.unwrap().unwrap();
+    }
+    assert_eq!(db.store.set_fields().await.unwrap().len(), 20);
+    assert_eq!(audit(&db).await.len(), 40, "both are told of");
 }
 
 async fn audit(db: &Db) -> Vec<Audited> {
