@@ -77,7 +77,7 @@ pub use redrive_macros::{ErrorKind, retryable};
 pub use retryable::{FirstTry, IntoTask, Persist, Registration, Retryable};
 pub use secret::Secret;
 pub use settings::{
-    DatabaseUrl, Defaults, EncryptionSettings, GuardSettings, GuardedTableSettings, HttpSettings, IdType, LogFormat,
+    DatabaseUrl, Defaults, EncryptionSettings, GuardSettings, GuardedTableSettings, HttpSettings, LogFormat,
     MethodSettings, Network, PolicyPatch, ServerSettings, Settings, TargetSettings, Watcher,
 };
 pub use settle::{Change, DeadReason, Outcome, To, give_up, settle, spent};

@@ -46,7 +46,7 @@ use crate::store::{Retention, StoreOptions};
 use crate::task::limits;
 
 pub use defaults::Defaults;
-pub use guards::{GuardSettings, GuardedTableSettings, IdType};
+pub use guards::{GuardSettings, GuardedTableSettings};
 pub use patch::PolicyPatch;
 pub use server::{LogFormat, ServerSettings};
 pub use targets::{HttpSettings, Network, TargetSettings};

@@ -126,12 +126,32 @@ impl HttpDelivery {
         request: &HttpRequest,
         traceparent: Option<&str>,
     ) -> Result<Answer, DeliveryError> {
-        let hop = self.first(request, &Sending::new(cx, traceparent))?;
-        let target = hop.target;
         // A call that is not written down has its policy's limit around it; so has a task whose policy gives one.
-        let answer = match cx.task() {
-            Some(task) if task.policy.timeout.is_none() => within(DEFAULT_TIMEOUT, self.follow(hop)).await?,
-            _ => self.follow(hop).await?,
+        let limit = cx.task().filter(|task| task.policy.timeout.is_none()).map(|_| DEFAULT_TIMEOUT);
+        self.ask(request, &Sending::new(cx, traceparent), limit).await
+    }
+
+    /// Sends a request that belongs to no task, under an id that says which it is.
+    pub(crate) async fn deliver_alone(
+        &self,
+        id: String,
+        request: &HttpRequest,
+        limit: Duration,
+    ) -> Result<Answer, DeliveryError> {
+        self.ask(request, &Sending::alone(id), Some(limit)).await
+    }
+
+    async fn ask(
+        &self,
+        request: &HttpRequest,
+        sending: &Sending,
+        limit: Option<Duration>,
+    ) -> Result<Answer, DeliveryError> {
+        let hop = self.first(request, sending)?;
+        let target = hop.target;
+        let answer = match limit {
+            Some(limit) => within(limit, self.follow(hop)).await?,
+            None => self.follow(hop).await?,
         };
         Ok(match target.filter(|target| target.has_secrets()) {
             Some(target) => answer.hiding(|text| target.hide_in(text)),

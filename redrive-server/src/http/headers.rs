@@ -67,13 +67,13 @@ pub(super) fn is_reserved(name: &str) -> bool {
     RESERVED.contains(&name) || name.starts_with("redrive-")
 }
 
-/// What is known of the attempt that is sent.
-#[derive(Clone, Debug)]
+/// What is known of the attempt that is sent. A request that belongs to no task has an id alone.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Sending {
     id: String,
-    key: String,
-    attempt: u32,
-    fence: String,
+    key: Option<String>,
+    attempt: Option<u32>,
+    fence: Option<String>,
     traceparent: Option<String>,
 }
 
@@ -82,13 +82,19 @@ impl Sending {
         let task = cx.task();
         // A redriven task is the same request again, to whoever has seen the first.
         let first = task.and_then(|task| task.origin_id).unwrap_or_else(|| cx.task_id()).to_string();
+        let key = cx.key().map(String::from).filter(|key| HeaderValue::from_str(key).is_ok()).unwrap_or(first);
         Self {
             id: cx.task_id().to_string(),
-            key: cx.key().map(String::from).filter(|key| HeaderValue::from_str(key).is_ok()).unwrap_or(first),
-            attempt: cx.attempt(),
-            fence: cx.fence(),
+            key: Some(key),
+            attempt: Some(cx.attempt()),
+            fence: Some(cx.fence()),
             traceparent: task.and_then(|task| task.traceparent.as_deref()).or(traceparent).map(str::to_owned),
         }
+    }
+
+    /// Of a request that belongs to no task.
+    pub(super) fn alone(id: String) -> Self {
+        Self { id, ..Self::default() }
     }
 
     /// Adds what is sent with every request.
@@ -101,9 +107,9 @@ impl Sending {
         signature.iter().for_each(|signature| put(SIGNATURE, signature));
         put(ID, &self.id);
         put(TIMESTAMP, &seconds);
-        put(ATTEMPT, &self.attempt.to_string());
-        put(FENCE, &self.fence);
-        let own = [(IDEMPOTENCY_KEY, Some(&self.key)), (TRACEPARENT, self.traceparent.as_ref())];
+        self.attempt.iter().for_each(|attempt| put(ATTEMPT, &attempt.to_string()));
+        self.fence.iter().for_each(|fence| put(FENCE, fence));
+        let own = [(IDEMPOTENCY_KEY, self.key.as_ref()), (TRACEPARENT, self.traceparent.as_ref())];
         for (name, value) in own {
             if let Some(Ok(value)) = value.map(|value| HeaderValue::from_str(value)) {
                 headers.entry(name).or_insert(value);
@@ -140,8 +146,8 @@ mod tests {
     use super::*;
 
     fn sending() -> Sending {
-        let (id, key, fence) = ("7".into(), "order-7".into(), "7-3".into());
-        Sending { id, key, attempt: 2, fence, traceparent: Some("00-a-b-01".into()) }
+        let (id, key, fence) = ("7".into(), Some("order-7".into()), Some("7-3".into()));
+        Sending { id, key, attempt: Some(2), fence, traceparent: Some("00-a-b-01".into()) }
     }
 
     /// The first is the example of Standard Webhooks.

@@ -61,8 +61,6 @@ pub struct GuardedTableSettings {
     pub service_name: Option<String>,
     /// The column of the primary key. Default: `id`.
     pub id_field: String,
-    /// What the primary key is: `integer`, `text` or `uuid`. Default: `integer`.
-    pub id_type: IdType,
     /// The column that says whose row it is. Default: none, then users cannot be checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user_field: Option<String>,
@@ -114,26 +112,12 @@ pub struct GuardedTableSettings {
     pub comments: BTreeMap<String, String>,
 }
 
-/// What a primary key is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum IdType {
-    /// A whole number.
-    #[default]
-    Integer,
-    /// A text.
-    Text,
-    /// A UUID.
-    Uuid,
-}
-
 /// The names of its fields.
 pub(super) const OF_GUARD: &[&str] = &[
     "database",
     "table",
     "service_name",
     "id_field",
-    "id_type",
     "user_field",
     "status_field",
     "success_value",
@@ -164,7 +148,6 @@ impl Default for GuardedTableSettings {
             table: String::new(),
             service_name: None,
             id_field: "id".into(),
-            id_type: IdType::default(),
             user_field: None,
             status_field: "status".into(),
             success_value: Value::Null,
