@@ -13,6 +13,7 @@
 mod bench;
 mod cli;
 mod demo;
+mod guards;
 pub mod http;
 mod migrate;
 mod serve;

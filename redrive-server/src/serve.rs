@@ -9,8 +9,9 @@ use redrive::{Engine, LogFormat, Settings, Store};
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::Database;
+use crate::guards;
 use crate::http::HttpDelivery;
-use crate::server::{Server, collect_metrics};
+use crate::server::{self, Server, collect_metrics};
 
 /// Tells people; if nobody listens any more (`redrive serve | head`), that is no reason to stop.
 macro_rules! say {
@@ -54,20 +55,22 @@ pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
     let listen = serve.listen.unwrap_or(settings.server.listen);
     let delivery = HttpDelivery::new(&settings)?;
     let store = Store::open_with(serve.database.or(&settings), settings.store_options()?).await?;
+    let guards = guards::of(&settings, &store, &delivery)?.taken_routes(server::paths());
     let builder = Engine::builder(store.clone());
     let builder = match serve.file() {
         Some(file) => builder.watch(file),
         None => builder.settings(settings),
     };
     let engine = delivery.clone().install(builder).start().await?;
+    let guards = guards.start().await?;
     let bound = async {
-        let server = Server::bind(listen, engine.clone(), delivery, metrics).await?;
+        let server = Server::bind(listen, engine.clone(), delivery, Some(guards.clone()), metrics).await?;
         Ok((server, first_token(&store, listen).await?)) // not before it is certain that it will be shown
     };
     let (server, first) = match bound.await {
         Ok(bound) => bound,
         Err(e) => {
-            engine.stop().await;
+            tokio::join!(engine.stop(), guards.stop());
             return Err(e);
         }
     };
@@ -83,7 +86,7 @@ pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
     say!("{}: stopping", signals.next().await);
     let stopping = async {
         stopped.cancel();
-        engine.stop().await;
+        tokio::join!(engine.stop(), guards.stop());
         _ = answering.await;
         store.close().await;
     };

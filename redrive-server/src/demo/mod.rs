@@ -122,7 +122,7 @@ impl Stage {
 
     async fn server(&self) -> Result<Server> {
         let loopback = ([127, 0, 0, 1], 0).into();
-        Server::bind(loopback, self.engine.clone(), self.delivery.clone(), collect_metrics()?).await
+        Server::bind(loopback, self.engine.clone(), self.delivery.clone(), None, collect_metrics()?).await
     }
 
     /// What there is to look at meanwhile.

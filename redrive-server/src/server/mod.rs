@@ -11,6 +11,7 @@
 //! | `tasks`, `dead` | tasks that wait or run, dead letters, what has ended |
 //! | `bulk` | what people do to many |
 //! | `cluster`, `gates`, `settings`, `events` | methods, nodes, what is held back, what holds, and what happens |
+//! | `guards` | failed rows of business tables |
 //! | `people` | what they did, and their tokens |
 
 mod auth;
@@ -21,6 +22,7 @@ mod enqueue;
 mod events;
 mod filter;
 mod gates;
+mod guards;
 mod health;
 mod input;
 mod openapi;
@@ -35,11 +37,14 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use axum::Router;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
-use axum::response::IntoResponse as _;
+use axum::response::{IntoResponse as _, Response};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use redrive::guard::Guards;
 use redrive::{Clock, Engine, ServerSettings, Settings, Store};
 use tokio::net::TcpListener;
+use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -60,6 +65,8 @@ pub(crate) struct Shared {
     /// Not there when the command line works on a database directly.
     engine: Option<Engine>,
     delivery: Option<HttpDelivery>,
+    /// Made when they are first asked for, if there is no server.
+    guards: OnceCell<Guards>,
     metrics: Option<PrometheusHandle>,
     /// Those of a command line; an engine has its own, which change.
     settings: Arc<Settings>,
@@ -93,6 +100,10 @@ impl Shared {
         self.delivery.as_ref().ok_or_else(none)
     }
 
+    async fn guards(&self) -> redrive::Result<&Guards> {
+        self.guards.get_or_try_init(|| crate::guards::by_hand(&self.settings, &self.store)).await
+    }
+
     /// Something may be due.
     fn wake(&self) {
         self.engine.iter().for_each(Engine::wake);
@@ -121,6 +132,7 @@ impl App {
             store,
             engine: None,
             delivery: None,
+            guards: OnceCell::new(),
             metrics: None,
             settings: Arc::new(settings),
             wrong: auth::Wrong::default(),
@@ -164,11 +176,18 @@ impl Server {
         address: SocketAddr,
         engine: Engine,
         delivery: HttpDelivery,
+        guards: Option<Guards>,
         metrics: PrometheusHandle,
     ) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(address).await.with_context(|| format!("listening on {address}"))?;
         let shared = App::of(engine.store().clone(), (*engine.settings()).clone()).await?;
-        let shared = Shared { engine: Some(engine), delivery: Some(delivery), metrics: Some(metrics), ..shared };
+        let shared = Shared {
+            engine: Some(engine),
+            delivery: Some(delivery),
+            guards: OnceCell::new_with(guards),
+            metrics: Some(metrics),
+            ..shared
+        };
         Ok(Self { listener, app: App(Arc::new(shared)) })
     }
 
@@ -188,7 +207,13 @@ impl Server {
     }
 }
 
-fn router(app: App, limits: &ServerSettings) -> Router {
+/// The paths that are taken.
+pub(crate) fn paths() -> Vec<String> {
+    let (_, document) = described(&ServerSettings::default());
+    document.paths.paths.into_keys().collect()
+}
+
+fn described(limits: &ServerSettings) -> (Router<App>, utoipa::openapi::OpenApi) {
     // What may rightly take long: a first try while the caller waits, a bulk, a stream of events.
     let patient = OpenApiRouter::new().merge(enqueue::routes()).merge(bulk::routes()).merge(events::routes());
     let quick = OpenApiRouter::new()
@@ -196,28 +221,39 @@ fn router(app: App, limits: &ServerSettings) -> Router {
         .merge(dead::routes())
         .merge(cluster::routes())
         .merge(gates::routes())
+        .merge(guards::routes())
         .merge(settings::routes())
         .merge(people::routes())
         .layer(axum::middleware::from_fn_with_state(limits.request_timeout, in_time));
-    let (router, document) = OpenApiRouter::with_openapi(openapi::document())
+    OpenApiRouter::with_openapi(openapi::document())
         .merge(health::routes())
+        .merge(guards::source_routes())
         .nest(API, patient.merge(quick))
-        .split_for_parts();
+        .split_for_parts()
+}
+
+fn router(app: App, limits: &ServerSettings) -> Router {
+    let (router, document) = described(limits);
     router
         .merge(openapi::routes(document))
-        .fallback(problem::no_such_route)
+        .fallback(otherwise)
         .method_not_allowed_fallback(problem::no_such_method)
         .layer(axum::extract::DefaultBodyLimit::max(limits.max_body))
         .layer(tower_http::timeout::RequestBodyTimeoutLayer::new(limits.request_timeout))
         .with_state(app)
 }
 
+/// What none of our routes takes.
+async fn otherwise(State(app): State<App>, request: Request) -> Response {
+    let uri = request.uri().clone();
+    match guards::manual_success(&app, request).await {
+        Some(answer) => answer,
+        None => problem::no_such_route(&uri).into_response(),
+    }
+}
+
 /// Answers that take too long are given up.
-async fn in_time(
-    axum::extract::State(limit): axum::extract::State<std::time::Duration>,
-    request: axum::extract::Request,
-    next: axum::middleware::Next,
-) -> axum::response::Response {
+async fn in_time(State(limit): State<std::time::Duration>, request: Request, next: axum::middleware::Next) -> Response {
     let answer = tokio::time::timeout(limit, next.run(request)).await;
     answer.unwrap_or_else(|_| problem::too_slow().into_response())
 }

@@ -35,6 +35,11 @@ impl Problem {
         Self { code, status: status.as_u16(), title, detail: detail.into(), errors: Vec::new() }
     }
 
+    /// Its status and its sentence, for those who know other forms than ours.
+    pub(super) fn parts(self) -> (StatusCode, String) {
+        (StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), self.detail)
+    }
+
     pub(super) fn not_found(what: &str, id: impl std::fmt::Display) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", format!("there is no {what} {id}"))
     }
@@ -78,7 +83,7 @@ impl IntoResponse for Problem {
     }
 }
 
-pub(super) async fn no_such_route(uri: axum::http::Uri) -> Problem {
+pub(super) fn no_such_route(uri: &axum::http::Uri) -> Problem {
     Problem::new(StatusCode::NOT_FOUND, "no_such_route", format!("there is nothing at {}", uri.path()))
 }
 

@@ -1,0 +1,357 @@
+//! Guarded tables: rows of business tables that failed, and what people say of them.
+//!
+//! Two faces: ours under `/api/v1/guards`, and the routes that services and pages written for the original framework know, with its
+//! envelope (`code`, `msg`, `data`): the list, and one route for each guard that names one. Those are looked up after all other
+//! routes, so none of them can take the place of one of ours.
+
+use std::collections::BTreeMap;
+
+use axum::Json as Shows;
+use axum::body::Bytes;
+use axum::extract::{FromRequest as _, FromRequestParts as _, Path, Request, State};
+use axum::http::{Method, StatusCode};
+use axum::response::{IntoResponse as _, Response};
+use redrive::guard::{BlockedRow, CheckUser, GuardedTable, ListRequest, Marked, RowId, RowValue};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::App;
+use super::auth::{Operator, Viewer};
+use super::input::{Json, understood, unreadable};
+use super::problem::{Answer, Problem};
+
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(list))
+        .routes(routes!(check))
+        .routes(routes!(show))
+        .routes(routes!(mark_abnormal))
+        .routes(routes!(check_user))
+        .routes(routes!(success))
+}
+
+/// What is known under other paths than ours.
+pub(super) fn source_routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(abnormal_list))
+}
+
+/// A guarded table.
+#[derive(Debug, Serialize, ToSchema)]
+struct Guarded {
+    service_name: String,
+    table: String,
+    /// The database, without its password; empty if the table is not guarded just now.
+    database: String,
+    /// Where people say that a row is successful.
+    manual_success_route: Option<String>,
+    /// How many rows are in which `err_status`. Those that never failed are not counted.
+    counts: BTreeMap<String, u64>,
+    /// Why it is not guarded, or cannot be looked at, just now.
+    trouble: Option<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct AllGuarded {
+    guards: Vec<Guarded>,
+}
+
+/// List guarded tables
+#[utoipa::path(get, path = "/guards", tag = "guards", responses((status = 200, body = AllGuarded)))]
+async fn list(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<AllGuarded>> {
+    let guards = app.guards().await?;
+    let mut all = Vec::new();
+    for table in guards.all() {
+        let counts = table.counts().await.map_err(|e| e.to_string());
+        let (counts, trouble) = counts.map_or_else(|why| (BTreeMap::new(), Some(why)), |counts| (counts.0, None));
+        all.push(Guarded {
+            service_name: table.service_name().into(),
+            table: table.table_name().into(),
+            database: table.database().into(),
+            manual_success_route: table.manual_success_route(),
+            counts: counts.into_iter().map(|(status, n)| (status.to_string(), n)).collect(),
+            trouble,
+        });
+    }
+    all.extend(guards.broken().into_iter().map(|broken| Guarded {
+        service_name: broken.service_name,
+        table: broken.table,
+        database: String::new(),
+        manual_success_route: None,
+        counts: BTreeMap::new(),
+        trouble: Some(broken.why),
+    }));
+    Ok(Shows(AllGuarded { guards: all }))
+}
+
+/// What a guarded table has and lacks.
+#[derive(Debug, Serialize, ToSchema)]
+struct Checked {
+    service_name: String,
+    table: String,
+    /// Whether it can be guarded as it is.
+    usable: bool,
+    /// All that is missing or wrong, the index included, in words.
+    problems: Vec<String>,
+    /// What to run for it.
+    sql: Vec<String>,
+}
+
+/// Check a guarded table
+///
+/// What is missing in it, and the SQL that adds it. Changes nothing.
+#[utoipa::path(get, path = "/guards/{service}/check", tag = "guards", params(("service" = String, Path)),
+    responses((status = 200, body = Checked)))]
+async fn check(State(app): State<App>, Viewer(_): Viewer, Path(service): Path<String>) -> Answer<Shows<Checked>> {
+    let found = crate::guards::inspect(&app.settings(), &app.store, &service).await?;
+    let found = found.ok_or_else(|| none(&service))?;
+    let index =
+        found.missing_index.then(|| "the index for the scans is missing: each poll reads the whole table".into());
+    let columns = found.missing_columns.iter().map(|column| format!("the column {column} is missing"));
+    Ok(Shows(Checked {
+        service_name: service,
+        usable: found.problems.is_empty() && found.missing_columns.is_empty(),
+        problems: found.problems.iter().cloned().chain(columns).chain(index).collect(),
+        table: found.table,
+        sql: found.sql,
+    }))
+}
+
+/// A row of a guarded table.
+#[derive(Debug, Serialize, ToSchema)]
+struct Row {
+    /// Its columns.
+    #[schema(value_type = Object)]
+    row: Map<String, Value>,
+    /// What keeps it from being retried, or from being told of; or what will happen to it.
+    why: Vec<String>,
+}
+
+/// Show a row
+///
+/// And which condition keeps it from being scanned.
+#[utoipa::path(get, path = "/guards/{service}/rows/{dataId}", tag = "guards",
+    params(("service" = String, Path), ("dataId" = String, Path)), responses((status = 200, body = Row)))]
+async fn show(
+    State(app): State<App>,
+    Operator(_): Operator,
+    Path((service, id)): Path<(String, String)>,
+) -> Answer<Shows<Row>> {
+    let shown = find(&app, &service).await?.show(id).await?;
+    Ok(Shows(Row { row: shown.columns, why: shown.why }))
+}
+
+/// Which row.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Which {
+    /// Its primary key: a number or a text.
+    #[serde(rename = "dataId")]
+    #[schema(value_type = Object)]
+    data_id: Value,
+    /// Only if it is this user's.
+    #[schema(value_type = Object)]
+    user: Option<Value>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct MarkedAs {
+    /// Whether the row was marked.
+    changed: bool,
+    /// What became of it; if it was not marked, why that can be.
+    detail: String,
+}
+
+/// Mark a row abnormal
+///
+/// It is retried from now on (4000). A row that is abnormal already, or is not there (yet), is not changed: the answer says so.
+#[utoipa::path(post, path = "/guards/{service}/mark-abnormal", tag = "guards", params(("service" = String, Path)),
+    request_body = Which, responses((status = 200, body = MarkedAs)))]
+async fn mark_abnormal(
+    State(app): State<App>,
+    Operator(_): Operator,
+    Path(service): Path<String>,
+    Json(which): Json<Which>,
+) -> Answer<Shows<MarkedAs>> {
+    let (table, id) = (find(&app, &service).await?, id_of(&which.data_id)?);
+    let marked = match which.user {
+        Some(user) => table.mark_abnormal_of(id, value(&user)?).await?,
+        None => table.mark_abnormal(id).await?,
+    };
+    Ok(Shows(MarkedAs { changed: marked == Marked::Changed, detail: marked.to_string() }))
+}
+
+/// Whose rows.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Whose {
+    /// As the user field has it: a number or a text.
+    #[schema(value_type = Object)]
+    user: Value,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct Blocked {
+    /// Whether the user has rows that are retried (4000) or wait for people (4001).
+    blocked: bool,
+    /// The same in words.
+    detail: Option<String>,
+    /// The oldest of those rows.
+    rows: Vec<BlockingRow>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct BlockingRow {
+    #[serde(rename = "dataId")]
+    #[schema(value_type = Object)]
+    data_id: RowId,
+    err_status: i64,
+    err_start_time: Option<String>,
+}
+
+/// Check a user
+///
+/// Asked before a user may begin something new: rows of theirs that are abnormal block them.
+#[utoipa::path(post, path = "/guards/{service}/check-user", tag = "guards", params(("service" = String, Path)),
+    request_body = Whose, responses((status = 200, body = Blocked)))]
+async fn check_user(
+    State(app): State<App>,
+    Viewer(_): Viewer,
+    Path(service): Path<String>,
+    Json(whose): Json<Whose>,
+) -> Answer<Shows<Blocked>> {
+    match find(&app, &service).await?.check_user_err(value(&whose.user)?).await {
+        Ok(()) => Ok(Shows(Blocked { blocked: false, detail: None, rows: Vec::new() })),
+        Err(CheckUser::Failed(e)) => Err(e.into()),
+        Err(CheckUser::Blocked(by)) => {
+            let detail = Some(by.to_string());
+            let row = |row: BlockedRow| BlockingRow {
+                data_id: row.id,
+                err_status: row.err_status,
+                err_start_time: row.err_start_time,
+            };
+            Ok(Shows(Blocked { blocked: true, detail, rows: by.rows.into_iter().map(row).collect() }))
+        }
+    }
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct Done {
+    #[serde(rename = "dataId")]
+    #[schema(value_type = Object)]
+    data_id: RowId,
+}
+
+/// Say that a row is successful
+///
+/// As the guard's own handler does it; then it is 2002, and its business status that of success.
+#[utoipa::path(post, path = "/guards/{service}/success", tag = "guards", params(("service" = String, Path)),
+    request_body = Which, responses((status = 200, body = Done)))]
+async fn success(
+    State(app): State<App>,
+    Operator(who): Operator,
+    Path(service): Path<String>,
+    Json(which): Json<Which>,
+) -> Answer<Shows<Done>> {
+    let id = find(&app, &service).await?.manual_success(id_of(&which.data_id)?, &who.name).await?;
+    Ok(Shows(Done { data_id: id }))
+}
+
+/// What the original framework's pages ask for, and are answered.
+#[derive(Debug, Serialize, ToSchema)]
+struct Envelope {
+    /// 200, or the status of the error.
+    code: u16,
+    msg: String,
+    #[schema(value_type = Object)]
+    data: Value,
+}
+
+/// List abnormal rows of all guarded tables
+///
+/// As the pages of the original framework ask for them.
+#[utoipa::path(post, path = "/api/admin/abnormal/list", tag = "guards", request_body = Object, responses(
+    (status = 200, body = Envelope), (status = "4XX", body = Envelope), (status = "5XX", body = Envelope)))]
+async fn abnormal_list(State(app): State<App>, request: Request) -> Response {
+    enveloped("获取成功", page(&app, request).await)
+}
+
+async fn page(app: &App, request: Request) -> Answer<Value> {
+    let (mut parts, body) = request.into_parts();
+    Operator::from_request_parts(&mut parts, app).await?; // rows are shown whole
+    let body = read(Request::from_parts(parts, body)).await?;
+    let asked: ListRequest = if body.is_empty() { ListRequest::default() } else { understood("the body", &body)? };
+    let page = app.guards().await?.list(&asked).await?;
+    serde_json::to_value(page).map_err(|e| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", e.to_string()))
+}
+
+/// What is at no route of ours may be that of a guard.
+pub(super) async fn manual_success(app: &App, request: Request) -> Option<Response> {
+    let guards = app.guards().await.ok().filter(|_| request.method() == Method::POST)?;
+    let table =
+        guards.all().into_iter().find(|table| table.manual_success_route().as_deref() == Some(request.uri().path()))?;
+    Some(enveloped("人工处理成功", succeed(app, &table, request).await))
+}
+
+async fn succeed(app: &App, table: &GuardedTable, request: Request) -> Answer<Value> {
+    let (mut parts, body) = request.into_parts();
+    let Operator(who) = Operator::from_request_parts(&mut parts, app).await?;
+    let query = parts.uri.query().unwrap_or_default().to_owned();
+    let body = read(Request::from_parts(parts, body)).await?;
+    let id = data_id(query.as_bytes()).or_else(|| data_id(&body));
+    let id = id.ok_or_else(|| redrive::Error::invalid("dataId", "must be given, in the query or as a form"))?;
+    Ok(json!(table.manual_success(id, &who.name).await?))
+}
+
+/// The one field of a form.
+fn data_id(form: &[u8]) -> Option<String> {
+    let mut fields = url::form_urlencoded::parse(form);
+    fields.find(|(name, _)| name == "dataId").map(|(_, value)| value.into_owned())
+}
+
+async fn read(request: Request) -> Answer<Bytes> {
+    Bytes::from_request(request, &()).await.map_err(|e| unreadable(&e))
+}
+
+fn enveloped(msg: &str, answer: Answer<Value>) -> Response {
+    match answer {
+        Ok(data) => Shows(Envelope { code: 200, msg: msg.into(), data }).into_response(),
+        Err(problem) => {
+            let (status, msg) = problem.parts();
+            (status, Shows(Envelope { code: status.as_u16(), msg, data: Value::Null })).into_response()
+        }
+    }
+}
+
+async fn find(app: &App, service: &str) -> Answer<GuardedTable> {
+    let guards = app.guards().await?;
+    if let Some(table) = guards.get(service) {
+        return Ok(table);
+    }
+    let broken = guards.broken().into_iter().find(|broken| broken.service_name == service);
+    let broken = broken.ok_or_else(|| none(service))?;
+    Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "guard_broken", broken.why))
+}
+
+fn none(service: &str) -> Problem {
+    Problem::not_found("guard", format!("{service:?}"))
+}
+
+fn id_of(json: &Value) -> Answer<RowId> {
+    match value(json) {
+        Ok(RowValue::Int(id)) => Ok(id.into()),
+        Ok(RowValue::Text(id)) => Ok(id.into()),
+        Err(_) => Err(redrive::Error::invalid("dataId", "must be a text or a whole number").into()),
+    }
+}
+
+/// A text or a whole number.
+fn value(json: &Value) -> Answer<RowValue> {
+    match json {
+        Value::String(_) => Ok(crate::guards::value(json)),
+        Value::Number(n) if n.is_i64() => Ok(crate::guards::value(json)),
+        _ => Err(redrive::Error::invalid("user", "must be a text or a whole number").into()),
+    }
+}
