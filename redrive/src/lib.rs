@@ -42,6 +42,7 @@ mod duration;
 mod engine;
 mod error;
 pub mod gate;
+pub mod guard;
 mod id;
 mod new_task;
 #[cfg(feature = "notify")]

@@ -167,7 +167,7 @@ fn check_timeout(timeout: Duration, problems: &mut Problems) {
 }
 
 impl Channel {
-    fn check(&self, problems: &mut Problems) {
+    pub(crate) fn check(&self, problems: &mut Problems) {
         match self {
             Self::Mail(mail) => mail.check(problems),
             Self::Webhook(webhook) => webhook.check(problems),

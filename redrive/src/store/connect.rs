@@ -28,7 +28,7 @@ use sqlx::pool::PoolOptions;
 use crate::error::Result;
 
 use super::db::{Connection, database_error};
-use super::pool::{Pair, StoreOptions};
+use super::pool::{Business, Pair, StoreOptions};
 
 pub(super) fn is_memory(url: &str) -> bool {
     url.contains(":memory:") || url.contains("mode=memory")
@@ -122,6 +122,69 @@ pub(super) fn mysql_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx
         rest: pool((options.max_connections - share).max(1), "SET SESSION innodb_lock_wait_timeout = 10")
             .connect_lazy_with(connect),
     })
+}
+
+/// A pool for a database that is not ours.
+fn business_pool<DB: sqlx::Database>(options: &StoreOptions) -> PoolOptions<DB> {
+    // It may be idle for long: then the application's server has its connections back.
+    PoolOptions::new().max_connections(options.max_connections).acquire_timeout(options.connect_timeout)
+}
+
+#[cfg(feature = "sqlite")]
+pub(super) fn business_sqlite(url: &str, options: &StoreOptions) -> Result<Pair<sqlx::Sqlite>> {
+    let connect = sqlx::sqlite::SqliteConnectOptions::from_str(url)
+        .map_err(|e| database_error(format!("reading the URL {url}"), e))?
+        .busy_timeout(options.connect_timeout);
+    let pool = business_pool(options).connect_lazy_with(connect);
+    Ok(Pair { first: pool.clone(), rest: pool })
+}
+
+#[cfg(feature = "postgres")]
+pub(super) fn business_postgres_options(url: &str) -> sqlx::Result<sqlx::postgres::PgConnectOptions> {
+    let options = sqlx::postgres::PgConnectOptions::from_str(url)?;
+    Ok(options.application_name("redrive guard").options([("lock_timeout", "10s")]))
+}
+
+#[cfg(feature = "postgres")]
+pub(super) fn business_postgres(url: &str, options: &StoreOptions, b: &Business) -> Result<Pair<sqlx::Postgres>> {
+    let connect = business_postgres_options(url).map_err(|e| database_error("reading the database URL", e))?;
+    let zone = b.time_zone.clone();
+    let pool = business_pool(options).after_connect(move |c, _| {
+        let zone = zone.clone();
+        Box::pin(async move { Connection::from(c).row(super::db::query(POSTGRES_ZONE).bind(zone)).await.map(|_| ()) })
+    });
+    let pool = pool.connect_lazy_with(connect);
+    Ok(Pair { first: pool.clone(), rest: pool })
+}
+
+/// sqlx asks for UTC, after which the server does not say any more what its own zone is. It is what was set for the login or
+/// the database, else most likely that of its log, which is set together with it when a server is set up.
+#[cfg(feature = "postgres")]
+const POSTGRES_ZONE: &str = "SELECT set_config('TimeZone', COALESCE(CAST(? AS text), ( \
+     SELECT substr(s, strpos(s, '=') + 1) FROM pg_db_role_setting, unnest(setconfig) AS s \
+     WHERE lower(split_part(s, '=', 1)) = 'timezone' \
+     AND setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database())) \
+     AND setrole IN (0, (SELECT oid FROM pg_roles WHERE rolname = session_user)) \
+     ORDER BY setrole <> 0 DESC, setdatabase <> 0 DESC LIMIT 1), current_setting('log_timezone')), false)";
+
+#[cfg(feature = "mysql")]
+pub(super) fn business_mysql_options(url: &str, b: &Business) -> sqlx::Result<sqlx::mysql::MySqlConnectOptions> {
+    // Without a zone of ours it is the server's own, not sqlx's UTC.
+    Ok(sqlx::mysql::MySqlConnectOptions::from_str(url)?.timezone(b.time_zone.clone()))
+}
+
+#[cfg(feature = "mysql")]
+pub(super) fn business_mysql(url: &str, options: &StoreOptions, b: &Business) -> Result<Pair<sqlx::MySql>> {
+    let connect = business_mysql_options(url, b).map_err(|e| database_error("reading the database URL", e))?;
+    let pool = business_pool(options).after_connect(|c, _| {
+        Box::pin(async move {
+            let mut c = Connection::from(c);
+            c.script("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED".into()).await?;
+            c.script("SET SESSION innodb_lock_wait_timeout = 10".into()).await
+        })
+    });
+    let pool = pool.connect_lazy_with(connect);
+    Ok(Pair { first: pool.clone(), rest: pool })
 }
 
 /// Bit 1: before SELECT and the begin of a transaction; bit 2: before UPDATE and DELETE. (4, before INSERT, is not needed: a

@@ -102,7 +102,7 @@ macro_rules! each {
         }
     };
 }
-pub(super) use each;
+pub(crate) use each;
 
 impl Tx {
     /// Its connection, for statements of one's own.
@@ -135,7 +135,7 @@ impl Connection<'_> {
     }
 
     /// Runs a statement; how many rows it changed (on MySQL: matched).
-    pub(super) async fn execute(&mut self, query: Query<'_>) -> sqlx::Result<u64> {
+    pub(crate) async fn execute(&mut self, query: Query<'_>) -> sqlx::Result<u64> {
         let (sql, args) = query.for_dialect(self.dialect());
         tracing::trace!(target: "redrive::sql", "{sql}");
         each!(Connection, self, c => {
@@ -145,7 +145,7 @@ impl Connection<'_> {
     }
 
     /// Runs a query; all its rows.
-    pub(super) async fn rows(&mut self, query: Query<'_>) -> sqlx::Result<Vec<Row>> {
+    pub(crate) async fn rows(&mut self, query: Query<'_>) -> sqlx::Result<Vec<Row>> {
         let (sql, args) = query.for_dialect(self.dialect());
         tracing::trace!(target: "redrive::sql", "{sql}");
         each!(Connection, self, c => {
@@ -156,12 +156,12 @@ impl Connection<'_> {
     }
 
     /// Runs a query; its first row, if there is one.
-    pub(super) async fn row(&mut self, query: Query<'_>) -> sqlx::Result<Option<Row>> {
+    pub(crate) async fn row(&mut self, query: Query<'_>) -> sqlx::Result<Option<Row>> {
         Ok(self.rows(query).await?.into_iter().next())
     }
 
     /// Runs statements without values, one after the other: schema changes.
-    pub(super) async fn script(&mut self, sql: String) -> sqlx::Result<()> {
+    pub(crate) async fn script(&mut self, sql: String) -> sqlx::Result<()> {
         each!(Connection, self, c => { sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut **c).await?; });
         Ok(())
     }
@@ -169,7 +169,7 @@ impl Connection<'_> {
 
 /// A value to be bound, or a column of them (PostgreSQL's UNNEST only).
 #[derive(Clone, Debug)]
-pub(super) enum Value<'q> {
+pub(crate) enum Value<'q> {
     Int(Option<i64>),
     Text(Option<Cow<'q, str>>),
     Bytes(Option<[u8; 16]>),
@@ -256,40 +256,40 @@ impl BindArrays for sqlx::postgres::PgArguments {
 
 /// A statement with its values.
 #[derive(Clone, Debug)]
-pub(super) struct Query<'q> {
+pub(crate) struct Query<'q> {
     sql: Cow<'static, str>,
     values: Vec<Value<'q>>,
 }
 
 /// A statement: `?` stands for each value, in order.
-pub(super) fn query<'q>(sql: impl Into<Cow<'static, str>>) -> Query<'q> {
+pub(crate) fn query<'q>(sql: impl Into<Cow<'static, str>>) -> Query<'q> {
     Query { sql: sql.into(), values: Vec::new() }
 }
 
 impl<'q> Query<'q> {
-    pub(super) fn bind(mut self, value: impl Into<Value<'q>>) -> Self {
+    pub(crate) fn bind(mut self, value: impl Into<Value<'q>>) -> Self {
         self.values.push(value.into());
         self
     }
 
-    pub(super) fn bind_all(mut self, values: impl IntoIterator<Item = impl Into<Value<'q>>>) -> Self {
+    pub(crate) fn bind_all(mut self, values: impl IntoIterator<Item = impl Into<Value<'q>>>) -> Self {
         self.values.extend(values.into_iter().map(Into::into));
         self
     }
 
     /// Values for what will be put before it.
-    pub(super) fn bind_first(mut self, values: impl IntoIterator<Item = Value<'q>>) -> Self {
+    pub(crate) fn bind_first(mut self, values: impl IntoIterator<Item = Value<'q>>) -> Self {
         self.values.splice(0..0, values);
         self
     }
 
     /// With something before it: EXPLAIN.
-    pub(super) fn prefixed(mut self, prefix: &str) -> Self {
+    pub(crate) fn prefixed(mut self, prefix: &str) -> Self {
         self.sql = Cow::Owned(format!("{prefix} {}", self.sql));
         self
     }
 
-    pub(super) fn followed_by(mut self, suffix: &str) -> Self {
+    pub(crate) fn followed_by(mut self, suffix: &str) -> Self {
         self.sql = Cow::Owned(format!("{} {suffix}", self.sql));
         self
     }
@@ -317,7 +317,7 @@ fn numbered(sql: &str) -> String {
 }
 
 /// One row of an answer.
-pub(super) enum Row {
+pub(crate) enum Row {
     #[cfg(feature = "sqlite")]
     Sqlite(sqlx::sqlite::SqliteRow),
     #[cfg(feature = "postgres")]
@@ -347,35 +347,35 @@ impl From<sqlx::mysql::MySqlRow> for Row {
 
 impl Row {
     /// Reads the columns from left to right.
-    pub(super) fn columns(&self) -> Columns<'_> {
+    pub(crate) fn columns(&self) -> Columns<'_> {
         Columns { row: self, next: 0 }
     }
 
     /// The first column.
-    pub(super) fn int(&self) -> sqlx::Result<i64> {
+    pub(crate) fn int(&self) -> sqlx::Result<i64> {
         self.columns().int()
     }
 }
 
 /// Reads a row from left to right.
-pub(super) struct Columns<'r> {
+pub(crate) struct Columns<'r> {
     row: &'r Row,
     next: usize,
 }
 
 impl<'r> Columns<'r> {
     /// Passes over some.
-    pub(super) fn skip(mut self, columns: usize) -> Self {
+    pub(crate) fn skip(mut self, columns: usize) -> Self {
         self.next += columns;
         self
     }
 
-    pub(super) fn int(&mut self) -> sqlx::Result<i64> {
+    pub(crate) fn int(&mut self) -> sqlx::Result<i64> {
         let i = self.next;
         self.opt_int()?.ok_or_else(|| null(i))
     }
 
-    pub(super) fn opt_int(&mut self) -> sqlx::Result<Option<i64>> {
+    pub(crate) fn opt_int(&mut self) -> sqlx::Result<Option<i64>> {
         let i = self.next;
         self.next += 1;
         match self.row {
@@ -398,18 +398,18 @@ impl<'r> Columns<'r> {
         }
     }
 
-    pub(super) fn text(&mut self) -> sqlx::Result<&'r str> {
+    pub(crate) fn text(&mut self) -> sqlx::Result<&'r str> {
         let i = self.next;
         self.opt_text()?.ok_or_else(|| null(i))
     }
 
-    pub(super) fn opt_text(&mut self) -> sqlx::Result<Option<&'r str>> {
+    pub(crate) fn opt_text(&mut self) -> sqlx::Result<Option<&'r str>> {
         let i = self.next;
         self.next += 1;
         each!(Row, self.row, row => row.try_get(i))
     }
 
-    pub(super) fn hash(&mut self) -> sqlx::Result<[u8; 16]> {
+    pub(crate) fn hash(&mut self) -> sqlx::Result<[u8; 16]> {
         let i = self.next;
         self.next += 1;
         let bytes: &[u8] = each!(Row, self.row, row => row.try_get(i))?;
@@ -422,7 +422,7 @@ fn null(column: usize) -> sqlx::Error {
 }
 
 /// Wraps what sqlx says with what was being done.
-pub(super) fn database_error(doing: impl Into<String>, e: sqlx::Error) -> Error {
+pub(crate) fn database_error(doing: impl Into<String>, e: sqlx::Error) -> Error {
     let fault = fault(&e);
     let message = match (&e, fault) {
         (sqlx::Error::PoolTimedOut, _) => {
@@ -452,7 +452,7 @@ fn is_sqlite(e: &dyn sqlx::error::DatabaseError) -> bool {
 
 /// What kind of trouble an error is. The codes are those of `facts`: PostgreSQL's SQLSTATE, MySQL's error
 /// numbers, SQLite's extended result codes.
-pub(super) fn fault(e: &sqlx::Error) -> Fault {
+pub(crate) fn fault(e: &sqlx::Error) -> Fault {
     match e {
         sqlx::Error::Database(d) => database_fault(d.as_ref()),
         sqlx::Error::Io(io) => match io.kind() {

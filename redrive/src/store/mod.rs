@@ -32,7 +32,7 @@ mod bulk;
 mod claimed;
 mod connect;
 mod count;
-mod db;
+pub(crate) mod db;
 mod dead;
 mod explain;
 mod faults;
@@ -46,10 +46,10 @@ mod lock;
 mod method;
 mod node;
 mod notice;
-mod pool;
+pub(crate) mod pool;
 mod remind;
 mod retention;
-mod retry;
+pub(crate) mod retry;
 mod row;
 mod schema;
 mod search;
@@ -211,7 +211,7 @@ impl Store {
         self.pools().close().await;
     }
 
-    fn pools(&self) -> &Pools {
+    pub(crate) fn pools(&self) -> &Pools {
         &self.0.pools
     }
 
@@ -247,4 +247,9 @@ impl Store {
     fn ids(&self) -> &IdMaker {
         &self.0.ids
     }
+}
+
+/// A database URL without its password: for people.
+pub(crate) fn shown_url(url: &str) -> String {
+    url::Url::parse(url).map_or_else(|_| "a URL that cannot be read".into(), |url| url.shown)
 }

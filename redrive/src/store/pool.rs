@@ -28,6 +28,9 @@ use super::layout::Layout;
 use super::retry::{Lease, Scope, Tries};
 use super::url::Url;
 
+/// Connections to a database that is not ours: its own users need them more.
+const BUSINESS_CONNECTIONS: u32 = 4;
+
 /// How a store is opened.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -67,7 +70,7 @@ impl Default for StoreOptions {
 
 /// What a connection is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
+pub(crate) enum Use {
     Read,
     Write,
     /// A write that must not wait for a lock.
@@ -75,7 +78,7 @@ pub(super) enum Use {
 }
 
 #[derive(Debug)]
-pub(super) struct Pools {
+pub(crate) struct Pools {
     pools: Kind,
     url: Secret,
     hosts: Vec<String>,
@@ -87,6 +90,15 @@ pub(super) struct Pools {
     failing_over: tokio::sync::Mutex<()>,
     shown: String,
     options: StoreOptions,
+    /// Set if the database is not redrive's own but that of a guarded table.
+    business: Option<Business>,
+}
+
+/// A database in which redrive has no tables: connections to it are left as they are, but for these.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Business {
+    /// The zone of its datetimes. `None`: the server's own.
+    pub(crate) time_zone: Option<String>,
 }
 
 /// A URL with its password: never shown.
@@ -110,9 +122,9 @@ enum Kind {
 
 /// Two pools: on SQLite the one writer, and readers; elsewhere inserts, and everything else.
 #[derive(Debug)]
-pub(super) struct Pair<DB: sqlx::Database> {
-    pub(super) first: sqlx::Pool<DB>,
-    pub(super) rest: sqlx::Pool<DB>,
+pub(crate) struct Pair<DB: sqlx::Database> {
+    pub(crate) first: sqlx::Pool<DB>,
+    pub(crate) rest: sqlx::Pool<DB>,
 }
 
 impl<DB: sqlx::Database> Pair<DB> {
@@ -128,7 +140,7 @@ impl<DB: sqlx::Database> Pair<DB> {
 
 /// A connection out of a pool.
 #[derive(Debug)]
-pub(super) enum Pooled {
+pub(crate) enum Pooled {
     #[cfg(feature = "sqlite")]
     Sqlite(PoolConnection<sqlx::Sqlite>),
     #[cfg(feature = "postgres")]
@@ -138,32 +150,48 @@ pub(super) enum Pooled {
 }
 
 impl Pooled {
-    pub(super) fn connection(&mut self) -> Connection<'_> {
+    pub(crate) fn connection(&mut self) -> Connection<'_> {
         each!(Pooled, self, c => Connection::from(&mut **c))
     }
 
     /// Gives it up instead of returning it: its database is gone or takes no writes any more.
-    pub(super) fn discard(self) {
+    pub(crate) fn discard(self) {
         each!(Pooled, self, c => drop(c.detach()));
     }
 }
 
 impl Pools {
     /// Connects, and makes sure that the database is there and new enough.
-    pub(super) async fn open(whole_url: &str, options: StoreOptions) -> Result<Self> {
+    pub(crate) async fn open(whole_url: &str, options: StoreOptions) -> Result<Self> {
+        Self::open_as(whole_url, options, None).await
+    }
+
+    /// Connects to a database that is not ours.
+    pub(crate) async fn open_business(whole_url: &str, business: Business) -> Result<Self> {
+        let options = StoreOptions { max_connections: BUSINESS_CONNECTIONS, ..StoreOptions::default() };
+        Self::open_as(whole_url, options, Some(business)).await
+    }
+
+    async fn open_as(whole_url: &str, options: StoreOptions, business: Option<Business>) -> Result<Self> {
         let url = Url::parse(whole_url)?;
         let Some(first) = url.hosts.first() else {
             return Err(Error::invalid("url", "has no host"));
         };
-        let pools = match url.dialect {
+        let pools = match (url.dialect, &business) {
             #[cfg(feature = "sqlite")]
-            Dialect::Sqlite => Kind::Sqlite(super::connect::sqlite_pools(first, &options)?),
+            (Dialect::Sqlite, None) => Kind::Sqlite(super::connect::sqlite_pools(first, &options)?),
             #[cfg(feature = "postgres")]
-            Dialect::Postgres => Kind::Postgres(super::connect::postgres_pools(first, &options)?),
+            (Dialect::Postgres, None) => Kind::Postgres(super::connect::postgres_pools(first, &options)?),
             #[cfg(feature = "mysql")]
-            Dialect::MySql => Kind::MySql(super::connect::mysql_pools(first, &options)?),
+            (Dialect::MySql, None) => Kind::MySql(super::connect::mysql_pools(first, &options)?),
+            #[cfg(feature = "sqlite")]
+            (Dialect::Sqlite, Some(_)) => Kind::Sqlite(super::connect::business_sqlite(first, &options)?),
+            #[cfg(feature = "postgres")]
+            (Dialect::Postgres, Some(b)) => Kind::Postgres(super::connect::business_postgres(first, &options, b)?),
+            #[cfg(feature = "mysql")]
+            (Dialect::MySql, Some(b)) => Kind::MySql(super::connect::business_mysql(first, &options, b)?),
             #[allow(unreachable_patterns, reason = "reachable only without some database's cargo feature")]
-            other => {
+            (other, _) => {
                 return Err(Error::invalid(
                     "url",
                     format!("this build has no support for {other:?}: enable its cargo feature"),
@@ -183,12 +211,51 @@ impl Pools {
             failing_over,
             shown: url.shown,
             options,
+            business,
         };
         pools.check().await?;
         Ok(pools)
     }
 
-    pub(super) fn dialect(&self) -> Dialect {
+    /// Connections of a pool that the application has made: one at a time, and given back at once.
+    fn of_pool(pools: Kind, shown: &str) -> Self {
+        let options = StoreOptions { max_connections: 1, ..StoreOptions::default() };
+        Self {
+            pools,
+            url: Secret(shown.to_owned()),
+            hosts: Vec::new(),
+            host: AtomicUsize::new(0),
+            kept_first: Mutex::default(),
+            kept_rest: Mutex::default(),
+            failing_over: tokio::sync::Mutex::default(),
+            shown: shown.to_owned(),
+            options,
+            business: Some(Business::default()),
+        }
+    }
+
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn of_sqlite(pool: &sqlx::SqlitePool) -> Self {
+        Self::of_pool(
+            Kind::Sqlite(Pair { first: pool.clone(), rest: pool.clone() }),
+            "the application's SQLite database",
+        )
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(crate) fn of_postgres(pool: &sqlx::PgPool) -> Self {
+        Self::of_pool(
+            Kind::Postgres(Pair { first: pool.clone(), rest: pool.clone() }),
+            "the application's PostgreSQL database",
+        )
+    }
+
+    #[cfg(feature = "mysql")]
+    pub(crate) fn of_mysql(pool: &sqlx::MySqlPool) -> Self {
+        Self::of_pool(Kind::MySql(Pair { first: pool.clone(), rest: pool.clone() }), "the application's MySQL database")
+    }
+
+    pub(crate) fn dialect(&self) -> Dialect {
         match self.pools {
             #[cfg(feature = "sqlite")]
             Kind::Sqlite(_) => Dialect::Sqlite,
@@ -199,25 +266,25 @@ impl Pools {
         }
     }
 
-    pub(super) fn options(&self) -> &StoreOptions {
+    pub(crate) fn options(&self) -> &StoreOptions {
         &self.options
     }
 
     /// The URL, password and all.
-    pub(super) fn url(&self) -> &str {
+    pub(crate) fn url(&self) -> &str {
         &self.url.0
     }
 
-    pub(super) fn is_in_memory(&self) -> bool {
+    pub(crate) fn is_in_memory(&self) -> bool {
         self.dialect() == Dialect::Sqlite && is_memory(&self.url.0)
     }
 
     /// The URL without its password.
-    pub(super) fn shown(&self) -> &str {
+    pub(crate) fn shown(&self) -> &str {
         &self.shown
     }
 
-    pub(super) async fn close(&self) {
+    pub(crate) async fn close(&self) {
         drop((lock(&self.kept_first).take(), lock(&self.kept_rest).take()));
         each!(Kind, &self.pools, pair => {
             pair.first.close().await;
@@ -227,7 +294,7 @@ impl Pools {
 
     /// The pool for everything but inserts, if this is PostgreSQL.
     #[cfg(feature = "postgres")]
-    pub(super) fn postgres(&self) -> Option<&sqlx::PgPool> {
+    pub(crate) fn postgres(&self) -> Option<&sqlx::PgPool> {
         match &self.pools {
             Kind::Postgres(pair) => Some(&pair.rest),
             #[allow(unreachable_patterns, reason = "reachable with another database's cargo feature")]
@@ -246,7 +313,7 @@ impl Pools {
         })
     }
 
-    pub(super) async fn begin(&self, wanted: Use) -> sqlx::Result<Tx> {
+    pub(crate) async fn begin(&self, wanted: Use) -> sqlx::Result<Tx> {
         Ok(match &self.pools {
             // A deferred transaction that reads and then writes fails at once, whatever the busy timeout.
             #[cfg(feature = "sqlite")]
@@ -259,7 +326,7 @@ impl Pools {
     }
 
     /// A connection, in a transaction if asked: for [`retrying`].
-    pub(super) async fn lease(&self, wanted: Use, scope: Scope) -> sqlx::Result<Lease> {
+    pub(crate) async fn lease(&self, wanted: Use, scope: Scope) -> sqlx::Result<Lease> {
         let fault = match &self.options.faults {
             Some(faults) => faults.before(wanted).await?,
             None => None,
@@ -282,7 +349,7 @@ impl Pools {
     }
 
     /// Ends what was done on a connection, and keeps it for the next.
-    pub(super) async fn give_back<T>(&self, mut lease: Lease, wanted: Use, result: sqlx::Result<T>) -> sqlx::Result<T> {
+    pub(crate) async fn give_back<T>(&self, mut lease: Lease, wanted: Use, result: sqlx::Result<T>) -> sqlx::Result<T> {
         let result = match lease.fault {
             Some(Planned::Disconnect) => lease.end(Err(lost())).await,
             _ => lease.end(result).await,
@@ -308,7 +375,7 @@ impl Pools {
         may.then_some(if first { &self.kept_first } else { &self.kept_rest })
     }
 
-    pub(super) fn tries(&self, wanted: Use) -> Tries {
+    pub(crate) fn tries(&self, wanted: Use) -> Tries {
         // A caller that wants no waiting for locks halves its batch instead. SQLite locks the whole file: halves
         // would wait just the same.
         let patient = wanted != Use::Insert || self.dialect() == Dialect::Sqlite;
@@ -316,7 +383,7 @@ impl Pools {
     }
 
     /// `None`: it failed for a passing reason and may be tried again now.
-    pub(super) async fn passing<T>(
+    pub(crate) async fn passing<T>(
         &self,
         result: sqlx::Result<T>,
         doing: &str,
@@ -399,14 +466,22 @@ impl Pools {
             Kind::Sqlite(_) => {}
             #[cfg(feature = "postgres")]
             Kind::Postgres(pair) => {
-                if let Ok((first, rest)) = super::connect::postgres_options(host) {
+                let options = match self.business {
+                    None => super::connect::postgres_options(host),
+                    Some(_) => super::connect::business_postgres_options(host).map(|o| (o.clone(), o)),
+                };
+                if let Ok((first, rest)) = options {
                     pair.first.set_connect_options(first);
                     pair.rest.set_connect_options(rest);
                 }
             }
             #[cfg(feature = "mysql")]
             Kind::MySql(pair) => {
-                if let Ok(options) = sqlx::mysql::MySqlConnectOptions::from_str(host) {
+                let options = match &self.business {
+                    None => sqlx::mysql::MySqlConnectOptions::from_str(host),
+                    Some(business) => super::connect::business_mysql_options(host, business),
+                };
+                if let Ok(options) = options {
                     pair.first.set_connect_options(options.clone());
                     pair.rest.set_connect_options(options);
                 }
@@ -485,7 +560,7 @@ async fn is_one(mut c: Connection<'_>, sql: &'static str) -> sqlx::Result<bool> 
     Ok(c.row(query(sql)).await?.map(|row| row.int()).transpose()? == Some(1))
 }
 
-pub(super) fn loses_connection(e: &sqlx::Error) -> bool {
+pub(crate) fn loses_connection(e: &sqlx::Error) -> bool {
     matches!(fault(e), Fault::Disconnected | Fault::Unavailable)
 }
 

@@ -11,7 +11,7 @@ use super::pool::{Pooled, loses_connection};
 
 /// How far an operation reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scope {
+pub(crate) enum Scope {
     /// One statement that writes, at the most: it commits by itself.
     Statement,
     /// Several, together.
@@ -19,21 +19,21 @@ pub(super) enum Scope {
 }
 
 /// A connection for one try of an operation.
-pub(super) struct Lease {
+pub(crate) struct Lease {
     /// `None` only when it has been given back.
-    pub(super) pooled: Option<Pooled>,
-    pub(super) in_transaction: bool,
+    pub(crate) pooled: Option<Pooled>,
+    pub(crate) in_transaction: bool,
     /// What goes wrong at its end, on purpose.
-    pub(super) fault: Option<Fault>,
+    pub(crate) fault: Option<Fault>,
 }
 
 impl Lease {
-    pub(super) fn connection(&mut self) -> sqlx::Result<Connection<'_>> {
+    pub(crate) fn connection(&mut self) -> sqlx::Result<Connection<'_>> {
         self.pooled.as_mut().map(Pooled::connection).ok_or(sqlx::Error::PoolClosed)
     }
 
     /// Commits what succeeded, rolls back what failed.
-    pub(super) async fn end<T>(&mut self, result: sqlx::Result<T>) -> sqlx::Result<T> {
+    pub(crate) async fn end<T>(&mut self, result: sqlx::Result<T>) -> sqlx::Result<T> {
         if !self.in_transaction {
             return result;
         }
@@ -118,32 +118,32 @@ macro_rules! retrying {
         }
     }};
 }
-pub(super) use retrying;
+pub(crate) use retrying;
 
 /// How often something was tried, and whether to go on.
-pub(super) struct Tries {
-    pub(super) count: u32,
-    pub(super) since: Stopwatch,
-    pub(super) limit: Duration,
-    pub(super) patient: bool,
+pub(crate) struct Tries {
+    pub(crate) count: u32,
+    pub(crate) since: Stopwatch,
+    pub(crate) limit: Duration,
+    pub(crate) patient: bool,
 }
 
 impl Tries {
     /// What an error says, given the tries before. To a caller that does not wait for locks, a lock or a duplicate says that
     /// nothing was written, and it goes on with parts of its batch, or with other ids. That is true of the first try only:
     /// later an earlier one may have been committed, so these say no more than a lost connection.
-    pub(super) fn in_its_light(&self, e: sqlx::Error) -> sqlx::Error {
+    pub(crate) fn in_its_light(&self, e: sqlx::Error) -> sqlx::Error {
         let says_too_much =
             matches!(fault(&e), Kind::Busy | Kind::Unique | Kind::NoTable) && !self.patient && self.count > 0;
         if says_too_much { sqlx::Error::Protocol(format!("an earlier try may have been committed: {e}")) } else { e }
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.since.elapsed() >= self.limit
     }
 
     /// 10 ms, 20 ms … up to half a second; nodes that failed together are spread by their own timing.
-    pub(super) async fn wait(&mut self) {
+    pub(crate) async fn wait(&mut self) {
         pause(Duration::from_millis(10 << self.count.min(6)).min(Duration::from_millis(500))).await;
         self.count += 1;
     }

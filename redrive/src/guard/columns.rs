@@ -1,0 +1,464 @@
+//! The columns of a guarded table: what is there, what is missing, what is of the wrong type; and adding what is missing.
+//!
+//! Several nodes may start at once. Adding is a loop of looking and adding: a column that someone else has added meanwhile is
+//! found at the next look. Without the right to change the table, the error has the statements to run.
+
+use std::collections::BTreeMap;
+
+use crate::error::{Error, Result};
+use crate::store::db::{Connection, Dialect, Row, query};
+use crate::store::pool::Use;
+use crate::store::retry::{Scope, retrying};
+
+use super::business::Db;
+use super::config::Guard;
+use super::value::Holds;
+
+/// One of the nine columns that a guard keeps in a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ErrColumn {
+    /// Its name.
+    pub name: &'static str,
+    /// Whether it holds a datetime; else an integer.
+    pub is_time: bool,
+    /// Its comment in the database.
+    pub comment: &'static str,
+}
+
+const fn int(name: &'static str, comment: &'static str) -> ErrColumn {
+    ErrColumn { name, is_time: false, comment }
+}
+
+const fn time(name: &'static str, comment: &'static str) -> ErrColumn {
+    ErrColumn { name, is_time: true, comment }
+}
+
+/// The nine columns.
+pub const ERR_COLUMNS: [ErrColumn; 9] = [
+    int("err_status", "异常主状态"),
+    time("err_start_time", "首次异常时间"),
+    int("err_retry_count", "已重试次数"),
+    time("err_next_retry_time", "下次允许自动重试时间"),
+    int("err_min_interval", "最小重试间隔（秒）"),
+    int("err_timeout", "最大处理窗口（秒）"),
+    int("err_submit_manual_status", "人工处理状态"),
+    time("err_next_remind_staff_time", "下次提醒人工时间"),
+    int("err_manual_notify_count", "通知人工次数"),
+];
+
+/// What a look at a table has shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// The table, as the guard names it.
+    pub table: String,
+    /// `err_*` columns that are not there.
+    pub missing_columns: Vec<String>,
+    /// What keeps the guard from working: no such table, no such column, columns of wrong types.
+    pub problems: Vec<String>,
+    /// Whether the index that the scans need is not there. They work without it, by reading the whole table.
+    pub missing_index: bool,
+    /// The statements that add what is missing.
+    pub sql: Vec<String>,
+}
+
+impl Inspection {
+    /// Whether nothing is missing and nothing is wrong.
+    pub fn is_fine(&self) -> bool {
+        self.missing_columns.is_empty() && self.problems.is_empty() && !self.missing_index
+    }
+}
+
+/// A column of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Column {
+    pub(super) name: String,
+    /// As the database calls it.
+    pub(super) kind: String,
+    /// What values it takes, if it is of a kind that ids and statuses can have.
+    pub(super) holds: Option<Holds>,
+    pub(super) comment: Option<String>,
+}
+
+/// A table, as the database knows it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Catalogue {
+    pub(super) columns: Vec<Column>,
+    has_index: bool,
+}
+
+impl Catalogue {
+    pub(super) async fn read(db: &Db, guard: &Guard) -> Result<Self> {
+        let doing = format!("looking at the table {}", guard.table);
+        retrying!(db.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
+            let columns = read_columns(c, guard).await?;
+            let has_index = !columns.is_empty() && has_index(c, guard).await?;
+            Ok(Self { columns, has_index })
+        })
+    }
+
+    pub(super) fn column(&self, name: &str) -> Option<&Column> {
+        self.columns.iter().find(|column| column.name == name)
+    }
+
+    pub(super) fn inspect(&self, guard: &Guard, dialect: Dialect) -> Inspection {
+        let table = guard.table.clone();
+        if self.columns.is_empty() {
+            let problems = vec![format!("there is no table {table} (its name is taken as it is written)")];
+            return Inspection { table, problems, ..Inspection::default() };
+        }
+        let missing: Vec<_> = ERR_COLUMNS.iter().filter(|wanted| self.column(wanted.name).is_none()).collect();
+        let mut sql = statements_to_add(guard, dialect, &missing);
+        if !self.has_index {
+            sql.push(statement_for_index(guard, dialect));
+        }
+        Inspection {
+            table,
+            missing_columns: missing.iter().map(|column| column.name.to_owned()).collect(),
+            problems: self.problems(guard, dialect),
+            missing_index: !self.has_index,
+            sql,
+        }
+    }
+
+    fn problems(&self, guard: &Guard, dialect: Dialect) -> Vec<String> {
+        let mut problems = Vec::new();
+        for (what, name) in guard.fields() {
+            match self.column(name) {
+                None => problems.push(format!("{what}: the table has no column {name}; it has {}", self.names())),
+                Some(column) if column.holds.is_none() => {
+                    let kind = &column.kind;
+                    problems.push(format!("{what}: {name} is of the type {kind}; integers, text or UUIDs are needed"));
+                }
+                Some(_) => {}
+            }
+        }
+        for wanted in &ERR_COLUMNS {
+            let Some(column) = self.column(wanted.name) else { continue };
+            if !column.suits(wanted, dialect) {
+                let needed = if wanted.is_time { "a datetime" } else { "an integer" };
+                problems.push(format!("{} is of the type {}; {needed} is needed", wanted.name, column.kind));
+            }
+        }
+        for (what, name, value) in guard.values() {
+            let Some(Column { holds: Some(holds), .. }) = self.column(name) else { continue };
+            if let Err(e) = value.fitted(name, holds) {
+                problems.push(format!("{what}: {e}"));
+            }
+        }
+        problems
+    }
+
+    fn names(&self) -> String {
+        self.columns.iter().map(|column| &*column.name).collect::<Vec<_>>().join(", ")
+    }
+
+    /// What the columns are, for people: as the database says, else as the guard does.
+    pub(super) fn comments(&self, guard: &Guard) -> BTreeMap<String, String> {
+        let given = guard.comments.iter().cloned();
+        let known = ERR_COLUMNS.iter().map(|c| (c.name.to_owned(), c.comment.to_owned()));
+        let mut comments: BTreeMap<_, _> = known.chain(given).filter(|(name, _)| self.column(name).is_some()).collect();
+        for column in &self.columns {
+            if let Some(comment) = column.comment.as_ref().filter(|comment| !comment.is_empty()) {
+                comments.insert(column.name.clone(), comment.clone());
+            }
+        }
+        comments
+    }
+}
+
+impl Column {
+    fn suits(&self, wanted: &ErrColumn, dialect: Dialect) -> bool {
+        if !wanted.is_time {
+            return self.holds == Some(Holds::Int);
+        }
+        match dialect {
+            // SQLite keeps text in a column of any of these.
+            Dialect::Sqlite => ["date", "time", "char", "text"].iter().any(|part| self.kind.contains(part)),
+            Dialect::Postgres => self.kind.starts_with("timestamp"),
+            Dialect::MySql => self.kind.starts_with("datetime") || self.kind.starts_with("timestamp"),
+        }
+    }
+}
+
+impl Guard {
+    /// The columns that it names.
+    fn fields(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let user = self.user_field.as_deref().map(|name| ("user_field", name));
+        [("id_field", &*self.id_field), ("status_field", &*self.status_field)].into_iter().chain(user)
+    }
+
+    fn values(&self) -> impl Iterator<Item = (&'static str, &str, &super::RowValue)> {
+        let status = &*self.status_field;
+        let success = self.success_value.as_ref().map(|value| ("success_value", status, value));
+        success.into_iter().chain(self.fail_value.as_ref().map(|value| ("fail_value", status, value)))
+    }
+
+    /// The schema, if one was given, and the table's bare name.
+    pub(super) fn parts(&self) -> (Option<&str>, &str) {
+        match self.table.split_once('.') {
+            Some((schema, name)) => (Some(schema), name),
+            None => (None, &self.table),
+        }
+    }
+
+    pub(super) fn quoted_table(&self, dialect: Dialect) -> String {
+        self.table.split('.').map(|part| quoted(part, dialect)).collect::<Vec<_>>().join(".")
+    }
+}
+
+/// A name that was checked ([`Guard::validate`]), in the database's quotes.
+pub(super) fn quoted(name: &str, dialect: Dialect) -> String {
+    match dialect {
+        Dialect::MySql => format!("`{name}`"),
+        Dialect::Sqlite | Dialect::Postgres => format!("\"{name}\""),
+    }
+}
+
+async fn read_columns(c: &mut Connection<'_>, guard: &Guard) -> sqlx::Result<Vec<Column>> {
+    let (schema, name) = guard.parts();
+    let dialect = c.dialect();
+    let rows = match dialect {
+        Dialect::Sqlite => {
+            let sql = "SELECT name, lower(type), NULL, NULL FROM pragma_table_info(?, ?)";
+            c.rows(query(sql).bind(name).bind(schema)).await?
+        }
+        Dialect::Postgres => {
+            let sql = "SELECT CAST(a.attname AS text), format_type(COALESCE(b.oid, t.oid), a.atttypmod), \
+                 CAST(COALESCE(b.typtype, t.typtype) AS text), col_description(a.attrelid, a.attnum) \
+                 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid \
+                 LEFT JOIN pg_type b ON b.oid = t.typbasetype AND t.typtype = 'd' \
+                 WHERE a.attrelid = to_regclass(?) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum";
+            c.rows(query(sql).bind(guard.quoted_table(dialect))).await?
+        }
+        Dialect::MySql => {
+            let sql = "SELECT CAST(column_name AS CHAR), CAST(column_type AS CHAR), NULL, CAST(column_comment AS CHAR) \
+                 FROM information_schema.columns \
+                 WHERE table_schema = COALESCE(?, DATABASE()) AND table_name = ? ORDER BY ordinal_position";
+            c.rows(query(sql).bind(schema).bind(name)).await?
+        }
+    };
+    rows.iter().map(|row| read_column(row, dialect)).collect()
+}
+
+fn read_column(row: &Row, dialect: Dialect) -> sqlx::Result<Column> {
+    let mut c = row.columns();
+    let (name, kind) = (c.text()?.to_owned(), c.text()?.to_owned());
+    let is_enum = c.opt_text()? == Some("e");
+    let holds = match dialect {
+        Dialect::Sqlite => sqlite_holds(&kind),
+        Dialect::Postgres if is_enum => Some(Holds::Enum(kind.clone())),
+        Dialect::Postgres => postgres_holds(&kind),
+        Dialect::MySql => mysql_holds(&kind),
+    };
+    Ok(Column { name, kind, holds, comment: c.opt_text()?.map(str::to_owned) })
+}
+
+/// By SQLite's rules of affinity.
+fn sqlite_holds(kind: &str) -> Option<Holds> {
+    let has = |parts: &[&str]| parts.iter().any(|part| kind.contains(part));
+    if has(&["int", "bool"]) {
+        Some(Holds::Int)
+    } else if has(&["char", "clob", "text", "uuid"]) {
+        Some(Holds::Text)
+    } else {
+        has(&["blob"]).then_some(Holds::UuidBytes)
+    }
+}
+
+fn postgres_holds(kind: &str) -> Option<Holds> {
+    match kind {
+        "smallint" | "integer" | "bigint" => Some(Holds::Int),
+        "text" | "citext" | "name" => Some(Holds::Text),
+        "uuid" => Some(Holds::Uuid),
+        "boolean" => Some(Holds::Bool),
+        kind if kind.starts_with("character varying") => Some(Holds::Text),
+        kind if kind.starts_with("character") => Some(Holds::PaddedText),
+        kind if kind.starts_with("numeric") && kind.ends_with(",0)") => Some(Holds::Int),
+        _ => None,
+    }
+}
+
+fn mysql_holds(kind: &str) -> Option<Holds> {
+    let word = kind.split(['(', ' ']).next().unwrap_or_default();
+    match word {
+        "tinyint" | "smallint" | "mediumint" | "int" | "bigint" => Some(Holds::Int),
+        "char" | "varchar" | "tinytext" | "text" | "mediumtext" | "longtext" | "enum" => Some(Holds::Text),
+        "uuid" => Some(Holds::Uuid),
+        "binary" if kind == "binary(16)" => Some(Holds::UuidBytes),
+        "decimal" if kind.contains(",0)") => Some(Holds::Int),
+        _ => None,
+    }
+}
+
+/// Whether an index begins with `err_status, err_next_retry_time`.
+async fn has_index(c: &mut Connection<'_>, guard: &Guard) -> sqlx::Result<bool> {
+    let (schema, name) = guard.parts();
+    let rows = match c.dialect() {
+        Dialect::Sqlite => {
+            let sql = "SELECT 1 FROM pragma_index_list(?, ?) AS l, pragma_index_info(l.name, ?) AS a, pragma_index_info(l.name, ?) AS b \
+                 WHERE l.partial = 0 AND a.seqno = 0 AND a.name = 'err_status' AND b.seqno = 1 AND b.name = 'err_next_retry_time'";
+            c.rows(query(sql).bind(name).bind(schema).bind(schema).bind(schema)).await?
+        }
+        Dialect::Postgres => {
+            let sql = "SELECT 1 FROM pg_index i \
+                 JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] \
+                 JOIN pg_attribute b ON b.attrelid = i.indrelid AND b.attnum = i.indkey[1] \
+                 WHERE i.indrelid = to_regclass(?) AND i.indisvalid AND i.indpred IS NULL \
+                 AND a.attname = 'err_status' AND b.attname = 'err_next_retry_time'";
+            c.rows(query(sql).bind(guard.quoted_table(Dialect::Postgres))).await?
+        }
+        Dialect::MySql => {
+            let sql = "SELECT 1 FROM information_schema.statistics a JOIN information_schema.statistics b \
+                 ON b.table_schema = a.table_schema AND b.table_name = a.table_name AND b.index_name = a.index_name \
+                 WHERE a.table_schema = COALESCE(?, DATABASE()) AND a.table_name = ? AND a.seq_in_index = 1 \
+                 AND a.column_name = 'err_status' AND b.seq_in_index = 2 AND b.column_name = 'err_next_retry_time'";
+            c.rows(query(sql).bind(schema).bind(name)).await?
+        }
+    };
+    Ok(!rows.is_empty())
+}
+
+/// The statements that add these columns: nullable and without default, so that no row is rewritten.
+fn statements_to_add(guard: &Guard, dialect: Dialect, missing: &[&ErrColumn]) -> Vec<String> {
+    let table = guard.quoted_table(dialect);
+    let add = |column: &ErrColumn| {
+        let name = quoted(column.name, dialect);
+        match (dialect, column.is_time) {
+            (Dialect::Sqlite, true) => format!("ADD COLUMN {name} DATETIME"),
+            (Dialect::Sqlite, false) => format!("ADD COLUMN {name} INTEGER"),
+            (Dialect::Postgres, true) => format!("ADD COLUMN IF NOT EXISTS {name} timestamp"),
+            (Dialect::Postgres, false) => format!("ADD COLUMN IF NOT EXISTS {name} integer"),
+            (Dialect::MySql, true) => format!("ADD COLUMN {name} DATETIME NULL COMMENT '{}'", column.comment),
+            (Dialect::MySql, false) => format!("ADD COLUMN {name} INT NULL COMMENT '{}'", column.comment),
+        }
+    };
+    if missing.is_empty() {
+        return Vec::new();
+    }
+    let added = missing.iter().map(|column| add(column));
+    match dialect {
+        Dialect::Sqlite => added.map(|add| format!("ALTER TABLE {table} {add}")).collect(),
+        Dialect::MySql => vec![format!("ALTER TABLE {table} {}", added.collect::<Vec<_>>().join(", "))],
+        Dialect::Postgres => {
+            let alter = format!("ALTER TABLE {table} {}", added.collect::<Vec<_>>().join(", "));
+            let comment =
+                |c: &&ErrColumn| format!("COMMENT ON COLUMN {table}.{} IS '{}'", quoted(c.name, dialect), c.comment);
+            std::iter::once(alter).chain(missing.iter().map(comment)).collect()
+        }
+    }
+}
+
+/// The most that all databases take for the name of an index, less what is appended.
+const LONGEST_STEM: usize = 50;
+
+fn statement_for_index(guard: &Guard, dialect: Dialect) -> String {
+    let (schema, name) = guard.parts();
+    let stem = crate::task::storable(name, LONGEST_STEM);
+    let index = quoted(&format!("{stem}_err_scan"), dialect);
+    let columns = format!("({}, {})", quoted("err_status", dialect), quoted("err_next_retry_time", dialect));
+    match (dialect, schema) {
+        // SQLite has the schema before the index, not before the table.
+        (Dialect::Sqlite, Some(schema)) => {
+            let (schema, table) = (quoted(schema, dialect), quoted(name, dialect));
+            format!("CREATE INDEX IF NOT EXISTS {schema}.{index} ON {table} {columns}")
+        }
+        (Dialect::Sqlite, None) => format!("CREATE INDEX IF NOT EXISTS {index} ON {} {columns}", quoted(name, dialect)),
+        // Without stopping the application's writes.
+        (Dialect::Postgres, _) => {
+            format!("CREATE INDEX CONCURRENTLY IF NOT EXISTS {index} ON {} {columns}", guard.quoted_table(dialect))
+        }
+        (Dialect::MySql, _) => format!("CREATE INDEX {index} ON {} {columns}", guard.quoted_table(dialect)),
+    }
+}
+
+/// How often we look and add: nodes that start at once may each add some.
+const MOST_LOOKS: usize = 20;
+
+/// Makes sure that all columns are there, adding what is missing if the guard may.
+pub(super) async fn ensure(db: &Db, guard: &Guard) -> Result<Catalogue> {
+    let mut failed: Option<(String, Vec<String>)> = None;
+    for _ in 0..MOST_LOOKS {
+        let catalogue = Catalogue::read(db, guard).await?;
+        let seen = catalogue.inspect(guard, db.dialect());
+        if !seen.problems.is_empty() {
+            return Err(Error::Schema(format!("guard {}: {}", guard.name(), seen.problems.join("; "))));
+        }
+        if seen.missing_columns.is_empty() {
+            return Ok(catalogue);
+        }
+        let adding = ERR_COLUMNS.iter().filter(|column| catalogue.column(column.name).is_none()).collect::<Vec<_>>();
+        let statements = statements_to_add(guard, db.dialect(), &adding);
+        match &failed {
+            _ if !guard.add_columns => return Err(must_be_added(guard, &seen, "add_columns is off", &statements)),
+            // It failed, and nobody else has added anything since.
+            Some((said, before)) if *before == seen.missing_columns => {
+                return Err(must_be_added(guard, &seen, said, &statements));
+            }
+            _ => {}
+        }
+        failed = add(db, guard, &statements).await.err().map(|e| (e.to_string(), seen.missing_columns));
+    }
+    Err(Error::Schema(format!("guard {}: its columns come and go", guard.name())))
+}
+
+fn must_be_added(guard: &Guard, seen: &Inspection, why: &str, statements: &[String]) -> Error {
+    Error::Schema(format!(
+        "guard {}: the table {} has no {} ({why}). Run this as someone who may, and start again:\n{};",
+        guard.name(),
+        guard.table,
+        seen.missing_columns.join(", "),
+        statements.join(";\n")
+    ))
+}
+
+/// How long a change of the table waits for the transactions that use it; all that come after it wait for it.
+const LOCK_SECONDS: u32 = 5;
+
+async fn add(db: &Db, guard: &Guard, statements: &[String]) -> Result<()> {
+    tracing::info!(guard = guard.name(), table = guard.table, "adding columns: {}", statements.join("; "));
+    let doing = format!("adding columns to {}", guard.table);
+    retrying!(db.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
+        let all = statements.join(";\n");
+        match c.dialect() {
+            // One implicit transaction.
+            Dialect::Postgres => c.script(format!("SET LOCAL lock_timeout = '{LOCK_SECONDS}s';\n{all}")).await,
+            Dialect::MySql => {
+                c.script(format!("SET SESSION lock_wait_timeout = {LOCK_SECONDS}")).await?;
+                let added = c.script(all).await;
+                c.script("SET SESSION lock_wait_timeout = DEFAULT".into()).await?;
+                added
+            }
+            Dialect::Sqlite => c.script(all).await,
+        }
+    })
+}
+
+/// Creates the index, if nobody else has.
+pub(super) async fn create_index(db: &Db, guard: &Guard) -> Result<()> {
+    let sql = statement_for_index(guard, db.dialect());
+    tracing::info!(guard = guard.name(), table = guard.table, "creating an index: {sql}");
+    let doing = format!("creating the index for the scans of {}", guard.table);
+    let created = retrying!(db.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
+        if c.dialect() != Dialect::Postgres {
+            return c.script(sql.clone()).await;
+        }
+        // It waits for transactions that have begun before it, however long they take; given up, it would leave an index
+        // that is not used.
+        c.script("SET lock_timeout = 0".into()).await?;
+        let created = c.script(sql.clone()).await;
+        c.script("RESET lock_timeout".into()).await?;
+        created
+    });
+    match created {
+        // Another node was quicker.
+        Err(_) if Catalogue::read(db, guard).await?.has_index => Ok(()),
+        created => created,
+    }
+}
+
+impl Catalogue {
+    pub(super) fn has_index(&self) -> bool {
+        self.has_index
+    }
+}

@@ -1,0 +1,398 @@
+//! The poll of one guard: heal, retry, promote, notify.
+//!
+//! *Invariants.* One node polls a guard at a time, by a lock that is renewed while it works; one that loses the lock claims
+//! nothing more. The work of a poll is cut into statements about a bounded number of rows. Retrying ends when it has taken a
+//! scan interval, so that a million due rows do not keep people from being told; the next poll then follows at once.
+//!
+//! *Failure.* What fails ends this poll of this guard, with an error in the log; the next one begins anew.
+
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+use crate::store::Lock;
+use crate::store::pool::Use;
+use crate::store::retry::{Scope, retrying};
+
+use super::attempt::{Ended, Found};
+use super::mail::Digest;
+use super::sql::{Condition, Seconds};
+use super::table::{GuardedTable, whole};
+use super::value::RowId;
+
+/// Rows that are found, or changed, by one statement.
+const BATCH: usize = 1000;
+/// Rows that are found to be retried, before it is looked again.
+const RETRY_BATCH: usize = 200;
+/// Rows that a mail names.
+const NAMED: usize = 50;
+
+/// What a poll of a guard has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PollReport {
+    /// Of which guard.
+    pub service_name: String,
+    /// Rows that had no `err_start_time` and got it.
+    pub started: u64,
+    /// Rows that had become successful by themselves.
+    pub healed: u64,
+    /// Rows whose retry succeeded.
+    pub succeeded: u64,
+    /// Rows whose retry failed, to be retried again.
+    pub again: u64,
+    /// Rows whose last retry failed: a person has to look at them.
+    pub manual: u64,
+    /// Rows whose time was used up: a person has to look at them.
+    pub promoted: u64,
+    /// Rows that could not be claimed, or that someone else had meanwhile.
+    pub lost: u64,
+    /// Rows that people were told of, or could not be.
+    pub told: u64,
+    /// Why they could not be told.
+    pub not_told: Option<String>,
+    /// Whether another node polls it.
+    pub held_elsewhere: bool,
+    /// What ended it early.
+    pub error: Option<String>,
+    /// Whether there is more to be done at once.
+    pub more: bool,
+}
+
+impl PollReport {
+    pub(super) fn broken(service_name: &str, e: &Error) -> Self {
+        Self { service_name: service_name.to_owned(), error: Some(e.to_string()), ..Self::default() }
+    }
+
+    fn note(&mut self, ended: Ended) {
+        match ended {
+            Ended::Succeeded => self.succeeded += 1,
+            Ended::Again => self.again += 1,
+            Ended::Manual => self.manual += 1,
+            Ended::NotClaimed | Ended::Late | Ended::Overtaken => self.lost += 1,
+        }
+    }
+}
+
+/// A poll under way.
+struct Poll<'p> {
+    table: &'p GuardedTable,
+    report: PollReport,
+    lock: Lock,
+    renewed_at: Timestamp,
+    stop: &'p CancellationToken,
+    /// When retrying ends.
+    retry_until: Timestamp,
+}
+
+impl GuardedTable {
+    /// Polls once, unless another node does.
+    pub(super) async fn poll_until(&self, stop: &CancellationToken, retry_for: Duration) -> PollReport {
+        let _one_at_a_time = self.0.polling.lock().await;
+        let mut report = PollReport { service_name: self.service_name().to_owned(), ..PollReport::default() };
+        let now = self.now();
+        let lock = match self.lock(now).await {
+            Ok(Some(lock)) => lock,
+            Ok(None) => {
+                report.held_elsewhere = true;
+                return report;
+            }
+            Err(e) => return self.failed(report, &e),
+        };
+        let mut poll = Poll { table: self, report, lock, renewed_at: now, stop, retry_until: now + retry_for };
+        let result = poll.run().await;
+        let Poll { report, lock, .. } = poll;
+        if let Err(e) = self.0.shared.store.unlock(&lock).await {
+            tracing::warn!(guard = self.service_name(), error = %e, "the lock runs out by itself");
+        }
+        match result {
+            Ok(()) => report,
+            Err(e) => self.failed(report, &e),
+        }
+    }
+
+    fn failed(&self, mut report: PollReport, e: &Error) -> PollReport {
+        tracing::error!(guard = self.service_name(), error = %e, "a poll has failed; the next one begins anew");
+        metrics::counter!("redrive_guard_polls_failed", "guard" => report.service_name.clone()).increment(1);
+        report.error = Some(e.to_string());
+        report
+    }
+
+    /// Longer than any wait between two renewals.
+    fn lock_time(&self) -> Duration {
+        Duration::from_secs(self.0.guard.claim_time().unsigned_abs().saturating_mul(2))
+    }
+
+    async fn lock(&self, now: Timestamp) -> Result<Option<Lock>> {
+        let name = crate::task::storable(&format!("guard:{}", self.service_name()), 100);
+        self.0.shared.store.lock(&name, &self.0.shared.owner, self.lock_time(), now).await
+    }
+
+    /// Changes all rows of a scan, a batch at a time; how many that were.
+    async fn change_all(&self, doing: &str, condition: &Condition, set: &Condition) -> Result<u64> {
+        let sql = &self.0.sql;
+        let doing = format!("{doing} rows of {}", self.table_name());
+        let mut total = 0;
+        loop {
+            let ids = self.ids(condition, &doing).await?;
+            if ids.is_empty() {
+                return Ok(total);
+            }
+            let changed = retrying!(self.0.db.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
+                c.execute(sql.update_all(set, &ids, condition)).await
+            })?;
+            total += changed;
+            if changed == 0 || ids.len() < BATCH {
+                return Ok(total);
+            }
+        }
+    }
+
+    async fn ids(&self, condition: &Condition, doing: &str) -> Result<Vec<RowId>> {
+        let sql = &self.0.sql;
+        retrying!(self.0.db.pools(), Use::Read, Scope::Statement, doing, |c, _| {
+            let rows = c.rows(sql.select(&sql.id_text(), condition, "", BATCH)).await?;
+            rows.iter().map(|row| sql.read_id(&mut row.columns())).collect()
+        })
+    }
+
+    async fn due(&self, now: Seconds) -> Result<Vec<Found>> {
+        let sql = &self.0.sql;
+        let (due, columns) = (sql.due(now)?, Found::columns(sql));
+        let doing = format!("looking for rows of {} that are due", self.table_name());
+        retrying!(self.0.db.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
+            let rows = c.rows(sql.select(&columns, &due, "ORDER BY err_next_retry_time", RETRY_BATCH)).await?;
+            rows.iter().map(|row| Found::read(sql, row)).collect()
+        })
+    }
+
+    /// How many rows are abnormal.
+    async fn measure(&self) -> Result<()> {
+        let counts = self.counts_of("4000, 4001").await?;
+        for code in [super::err_status::ABNORMAL, super::err_status::MANUAL] {
+            let rows = counts.0.get(&code).copied().unwrap_or_default();
+            let guard = self.service_name().to_owned();
+            metrics::gauge!("redrive_guard_rows", "guard" => guard, "status" => code.to_string()).set(rows as f64);
+        }
+        Ok(())
+    }
+}
+
+impl Poll<'_> {
+    async fn run(&mut self) -> Result<()> {
+        self.heal().await?;
+        self.retry().await?;
+        if self.is_over() || !self.renew().await? {
+            return Ok(());
+        }
+        self.promote().await?;
+        self.notify().await?;
+        self.table.measure().await
+    }
+
+    fn is_over(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    /// Source 5, §7.3.
+    async fn heal(&mut self) -> Result<()> {
+        let (table, sql) = (self.table, &self.table.0.sql);
+        let now = Condition::new(format!("err_start_time = {}", sql.at("?"))).with(sql.time(table.seconds()));
+        self.report.started = table.change_all("healing", &sql.heal_start(), &now).await?;
+        let closed = Condition::new("err_status = 2001, err_next_retry_time = NULL");
+        self.report.healed = table.change_all("healing", &sql.heal_success()?, &closed).await?;
+        table.count_change(super::err_status::AUTO_SUCCESS, self.report.healed);
+        Ok(())
+    }
+
+    /// Source 5, §7.4: until nothing is due that can be claimed, or the time is over.
+    async fn retry(&mut self) -> Result<()> {
+        loop {
+            let found = self.table.due(self.table.seconds()).await?;
+            if found.is_empty() {
+                return Ok(());
+            }
+            let (is_last, before) = (found.len() < RETRY_BATCH, self.report.lost);
+            let all = found.len() as u64;
+            if !self.retry_some(found).await? || is_last || self.report.lost - before == all {
+                return Ok(());
+            }
+            if self.table.now() >= self.retry_until {
+                self.report.more = true;
+                return Ok(());
+            }
+        }
+    }
+
+    /// Retries these, so many at once. `false`: we are to stop, or another node has the lock.
+    async fn retry_some(&mut self, found: Vec<Found>) -> Result<bool> {
+        let mut running = JoinSet::new();
+        let mut goes_on = true;
+        for row in found {
+            while running.len() >= self.table.0.guard.concurrency {
+                self.join_one(&mut running).await;
+            }
+            goes_on = !self.is_over() && self.renew().await?;
+            if !goes_on {
+                break;
+            }
+            running.spawn(self.table.clone().attempt(row));
+        }
+        while !running.is_empty() {
+            self.join_one(&mut running).await;
+        }
+        Ok(goes_on)
+    }
+
+    async fn join_one(&mut self, running: &mut JoinSet<Result<Ended>>) {
+        match running.join_next().await {
+            Some(Ok(Ok(ended))) => self.report.note(ended),
+            Some(Ok(Err(e))) => {
+                tracing::warn!(guard = self.table.service_name(), error = %e, "a row waits until its claim runs out");
+                self.report.lost += 1;
+            }
+            Some(Err(_)) => self.report.lost += 1, // the runtime is shutting down
+            None => {}
+        }
+    }
+
+    /// Keeps the lock; `false` if another node has it.
+    async fn renew(&mut self) -> Result<bool> {
+        let now = self.table.now();
+        if now.since(self.renewed_at) < self.table.lock_time() / 4 {
+            return Ok(true);
+        }
+        match self.table.lock(now).await? {
+            Some(lock) if lock.term == self.lock.term => {
+                (self.lock, self.renewed_at) = (lock, now);
+                Ok(true)
+            }
+            _ => {
+                tracing::warn!(guard = self.table.service_name(), "another node polls this guard now");
+                self.report.held_elsewhere = true;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Source 5, §7.7.
+    async fn promote(&mut self) -> Result<()> {
+        let (table, sql) = (self.table, &self.table.0.sql);
+        let timed_out = sql.timed_out(table.seconds(), whole(table.0.guard.timeout));
+        let set = Condition::new("err_status = 4001, err_next_retry_time = NULL, err_next_remind_staff_time = NULL");
+        self.report.promoted = table.change_all("promoting", &timed_out, &set).await?;
+        table.count_change(super::err_status::MANUAL, self.report.promoted);
+        Ok(())
+    }
+
+    /// Source 5, §7.8: one mail about all of them, and each notes what became of it.
+    async fn notify(&mut self) -> Result<()> {
+        let (table, now) = (self.table, self.table.now());
+        let Some(digest) = table.digest(super::sql::seconds(now)).await? else { return Ok(()) };
+        let sent = table.0.shared.post.send(&digest, now).await;
+        if let Err(why) = &sent {
+            tracing::warn!(guard = table.service_name(), rows = digest.total, "people could not be told: {why}");
+        }
+        self.report.told = table.note_told(super::sql::seconds(now), sent.is_ok()).await?;
+        let outcome = if sent.is_ok() { "sent" } else { "failed" };
+        let guard = table.service_name().to_owned();
+        metrics::counter!("redrive_guard_mails", "guard" => guard, "outcome" => outcome).increment(1);
+        self.report.not_told = sent.err();
+        Ok(())
+    }
+}
+
+impl GuardedTable {
+    /// What people are to be told now.
+    async fn digest(&self, now: Seconds) -> Result<Option<Digest>> {
+        let sql = &self.0.sql;
+        let to_tell = sql.to_tell(now)?;
+        let user = match &sql.user {
+            Some(user) => sql.as_text(&user.quoted, user.holds == super::value::Holds::UuidBytes),
+            None => "NULL".into(),
+        };
+        let since = sql.datetime_text("err_start_time");
+        let columns = format!(
+            "{}, {user}, {since}, COALESCE(err_retry_count, 0), COALESCE(err_manual_notify_count, 0)",
+            sql.id_text()
+        );
+        let doing = format!("looking for rows of {} that people are to be told of", self.table_name());
+        let (named, total) = retrying!(self.0.db.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
+            let rows = c.rows(sql.select(&columns, &to_tell, "", NAMED)).await?;
+            let named = rows.iter().map(|row| super::mail::read(sql, row)).collect::<sqlx::Result<Vec<_>>>()?;
+            let total = match named.len() {
+                few if few < NAMED => few as i64,
+                _ => c.row(sql.count(&to_tell)).await?.map(|row| row.int()).transpose()?.unwrap_or_default(),
+            };
+            Ok((named, total))
+        })?;
+        let route = self.manual_success_route();
+        let (service_name, table) = (self.service_name().to_owned(), self.table_name().to_owned());
+        let digest = Digest { service_name, table, named, total: total.unsigned_abs(), route };
+        Ok((digest.total > 0).then_some(digest))
+    }
+
+    /// Notes of each row that people were told, or could not be.
+    async fn note_told(&self, now: Seconds, sent: bool) -> Result<u64> {
+        let mut total = 0;
+        loop {
+            let found = self.told(now).await?;
+            let is_last = found.len() < BATCH;
+            let mut changed = 0;
+            for (count, ids) in by_count(found) {
+                changed += self.note_some_told(now, sent, count, &ids).await?;
+            }
+            total += changed;
+            if changed == 0 || is_last {
+                return Ok(total);
+            }
+        }
+    }
+
+    /// Rows that were told of, with how often they were before.
+    async fn told(&self, now: Seconds) -> Result<Vec<(RowId, i64)>> {
+        let sql = &self.0.sql;
+        let (to_tell, columns) =
+            (sql.to_tell(now)?, format!("{}, COALESCE(err_manual_notify_count, 0)", sql.id_text()));
+        let doing = format!("looking for rows of {} that people were told of", self.table_name());
+        retrying!(self.0.db.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
+            let rows = c.rows(sql.select(&columns, &to_tell, "", BATCH)).await?;
+            let read = |row: &crate::store::db::Row| {
+                let mut c = row.columns();
+                Ok((sql.read_id(&mut c)?, c.int()?))
+            };
+            rows.iter().map(read).collect()
+        })
+    }
+
+    async fn note_some_told(&self, now: Seconds, sent: bool, count: i64, ids: &[RowId]) -> Result<u64> {
+        let sql = &self.0.sql;
+        let interval = whole(self.0.guard.manual_remind_interval).saturating_mul(count.saturating_add(1)).max(1);
+        let next = Condition::new(format!("err_next_remind_staff_time = {}", sql.at("?")));
+        let next = next.with(sql.time(now.saturating_add(interval)));
+        let set = if sent {
+            let set = Condition::new("err_submit_manual_status = 2000, err_manual_notify_count = ?");
+            set.with((count.saturating_add(1)).into())
+        } else {
+            Condition::new("err_submit_manual_status = 4000")
+        };
+        let same = Condition::new("COALESCE(err_manual_notify_count, 0) = ?").with(count.into());
+        let condition = sql.to_tell(now)?.then(" AND ", same);
+        let doing = format!("noting of rows of {} that people were told", self.table_name());
+        let set = set.then(", ", next);
+        retrying!(self.0.db.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
+            c.execute(sql.update_all(&set, ids, &condition)).await
+        })
+    }
+}
+
+fn by_count(found: Vec<(RowId, i64)>) -> std::collections::BTreeMap<i64, Vec<RowId>> {
+    let mut groups = std::collections::BTreeMap::<i64, Vec<RowId>>::new();
+    for (id, count) in found {
+        groups.entry(count).or_default().push(id);
+    }
+    groups
+}
