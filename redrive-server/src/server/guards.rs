@@ -1,26 +1,23 @@
 //! Guarded tables: rows of business tables that failed, and what people say of them.
 //!
-//! Two faces: ours under `/api/v1/guards`, and the routes that services and pages written for the original framework know, with its
-//! envelope (`code`, `msg`, `data`): the list, and one route for each guard that names one. Those are looked up after all other
-//! routes, so none of them can take the place of one of ours.
+//! Two faces: ours under `/api/v1/guards`, and the guards' own routes with the envelope of the original framework (`code`, `msg`,
+//! `data`): the list, and one for each guard that names one.
 
 use std::collections::BTreeMap;
 
-use axum::Json as Shows;
-use axum::body::Bytes;
-use axum::extract::{FromRequest as _, FromRequestParts as _, Path, Request, State};
-use axum::http::{Method, StatusCode};
-use axum::response::{IntoResponse as _, Response};
-use redrive::guard::{BlockedRow, CheckUser, GuardedTable, ListRequest, Marked, RowId, RowValue};
+use axum::extract::{FromRequestParts as _, Path, State};
+use axum::http::StatusCode;
+use axum::{Json as Shows, Router};
+use redrive::guard::{self, BlockedRow, CheckUser, GuardedTable, Guards, Marked, RowId, RowValue};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::App;
 use super::auth::{Operator, Viewer};
-use super::input::{Json, understood, unreadable};
+use super::input::Json;
 use super::problem::{Answer, Problem};
 
 pub(super) fn routes() -> OpenApiRouter<App> {
@@ -31,11 +28,6 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(mark_abnormal))
         .routes(routes!(check_user))
         .routes(routes!(success))
-}
-
-/// What is known under other paths than ours.
-pub(super) fn source_routes() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(abnormal_list))
 }
 
 /// A guarded table.
@@ -140,7 +132,11 @@ async fn show(
     Path((service, id)): Path<(String, String)>,
 ) -> Answer<Shows<Row>> {
     let shown = find(&app, &service).await?.show(id).await?;
-    Ok(Shows(Row { row: shown.columns, why: shown.why }))
+    let why = match shown.not_scanned.as_slice() {
+        [] => vec!["the next poll takes it up".into()],
+        conditions => conditions.iter().map(ToString::to_string).collect(),
+    };
+    Ok(Shows(Row { row: shown.columns, why }))
 }
 
 /// Which row.
@@ -259,70 +255,17 @@ async fn success(
     Ok(Shows(Done { data_id: id }))
 }
 
-/// What the original framework's pages ask for, and are answered.
-#[derive(Debug, Serialize, ToSchema)]
-struct Envelope {
-    /// 200, or the status of the error.
-    code: u16,
-    msg: String,
-    #[schema(value_type = Object)]
-    data: Value,
-}
-
-/// List abnormal rows of all guarded tables
-///
-/// As the pages of the original framework ask for them.
-#[utoipa::path(post, path = "/api/admin/abnormal/list", tag = "guards", request_body = Object, responses(
-    (status = 200, body = Envelope), (status = "4XX", body = Envelope), (status = "5XX", body = Envelope)))]
-async fn abnormal_list(State(app): State<App>, request: Request) -> Response {
-    enveloped("获取成功", page(&app, request).await)
-}
-
-async fn page(app: &App, request: Request) -> Answer<Value> {
-    let (mut parts, body) = request.into_parts();
-    Operator::from_request_parts(&mut parts, app).await?; // rows are shown whole
-    let body = read(Request::from_parts(parts, body)).await?;
-    let asked: ListRequest = if body.is_empty() { ListRequest::default() } else { understood("the body", &body)? };
-    let page = app.guards().await?.list(&asked).await?;
-    serde_json::to_value(page).map_err(|e| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", e.to_string()))
-}
-
-/// What is at no route of ours may be that of a guard.
-pub(super) async fn manual_success(app: &App, request: Request) -> Option<Response> {
-    let guards = app.guards().await.ok().filter(|_| request.method() == Method::POST)?;
-    let table =
-        guards.all().into_iter().find(|table| table.manual_success_route().as_deref() == Some(request.uri().path()))?;
-    Some(enveloped("人工处理成功", succeed(app, &table, request).await))
-}
-
-async fn succeed(app: &App, table: &GuardedTable, request: Request) -> Answer<Value> {
-    let (mut parts, body) = request.into_parts();
-    let Operator(who) = Operator::from_request_parts(&mut parts, app).await?;
-    let query = parts.uri.query().unwrap_or_default().to_owned();
-    let body = read(Request::from_parts(parts, body)).await?;
-    let id = data_id(query.as_bytes()).or_else(|| data_id(&body));
-    let id = id.ok_or_else(|| redrive::Error::invalid("dataId", "must be given, in the query or as a form"))?;
-    Ok(json!(table.manual_success(id, &who.name).await?))
-}
-
-/// The one field of a form.
-fn data_id(form: &[u8]) -> Option<String> {
-    let mut fields = url::form_urlencoded::parse(form);
-    fields.find(|(name, _)| name == "dataId").map(|(_, value)| value.into_owned())
-}
-
-async fn read(request: Request) -> Answer<Bytes> {
-    Bytes::from_request(request, &()).await.map_err(|e| unreadable(&e))
-}
-
-fn enveloped(msg: &str, answer: Answer<Value>) -> Response {
-    match answer {
-        Ok(data) => Shows(Envelope { code: 200, msg: msg.into(), data }).into_response(),
-        Err(problem) => {
-            let (status, msg) = problem.parts();
-            (status, Shows(Envelope { code: status.as_u16(), msg, data: Value::Null })).into_response()
+/// The routes that are not ours but the guards' own: the list, and one for each guard that names one.
+pub(super) fn own_routes(app: &App, guards: &Guards) -> Router {
+    let app = app.clone();
+    guards.router_with(move |parts| {
+        let app = app.clone();
+        async move {
+            let mut parts = parts;
+            let who = Operator::from_request_parts(&mut parts, &app).await;
+            who.map(|Operator(who)| guard::Caller(who.name)).map_err(Problem::into_envelope)
         }
-    }
+    })
 }
 
 async fn find(app: &App, service: &str) -> Answer<GuardedTable> {

@@ -210,7 +210,7 @@ impl Server {
 /// The paths that are taken.
 pub(crate) fn paths() -> Vec<String> {
     let (_, document) = described(&ServerSettings::default());
-    document.paths.paths.into_keys().collect()
+    document.paths.paths.into_keys().chain(openapi::PATHS.iter().map(ToString::to_string)).collect()
 }
 
 fn described(limits: &ServerSettings) -> (Router<App>, utoipa::openapi::OpenApi) {
@@ -227,29 +227,22 @@ fn described(limits: &ServerSettings) -> (Router<App>, utoipa::openapi::OpenApi)
         .layer(axum::middleware::from_fn_with_state(limits.request_timeout, in_time));
     OpenApiRouter::with_openapi(openapi::document())
         .merge(health::routes())
-        .merge(guards::source_routes())
         .nest(API, patient.merge(quick))
         .split_for_parts()
 }
 
 fn router(app: App, limits: &ServerSettings) -> Router {
     let (router, document) = described(limits);
+    // None of them is one of ours: they were told which are taken.
+    let guards = app.guards.get().map(|guards| guards::own_routes(&app, guards)).unwrap_or_default();
     router
+        .merge(guards.with_state(()))
         .merge(openapi::routes(document))
-        .fallback(otherwise)
+        .fallback(problem::no_such_route)
         .method_not_allowed_fallback(problem::no_such_method)
         .layer(axum::extract::DefaultBodyLimit::max(limits.max_body))
         .layer(tower_http::timeout::RequestBodyTimeoutLayer::new(limits.request_timeout))
         .with_state(app)
-}
-
-/// What none of our routes takes.
-async fn otherwise(State(app): State<App>, request: Request) -> Response {
-    let uri = request.uri().clone();
-    match guards::manual_success(&app, request).await {
-        Some(answer) => answer,
-        None => problem::no_such_route(&uri).into_response(),
-    }
 }
 
 /// Answers that take too long are given up.

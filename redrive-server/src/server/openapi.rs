@@ -15,6 +15,8 @@ use super::problem::Problem;
 const PAGE: &str = include_str!("openapi.html");
 const SCRIPT: &str = include_str!("openapi.js");
 const STYLE: &str = include_str!("openapi.css");
+/// Where the document and the page are.
+pub(super) const PATHS: [&str; 4] = ["/openapi.json", "/docs", "/docs/openapi.js", "/docs/openapi.css"];
 /// Nothing but what is served here.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; \
                       form-action 'none'; frame-ancestors 'none'";
@@ -68,11 +70,12 @@ pub(super) fn routes(mut document: OpenApi) -> Router<App> {
             ([(header::CONTENT_TYPE, kind), (header::CONTENT_SECURITY_POLICY, POLICY)], text).into_response()
         })
     };
+    let [document, page, script, style] = PATHS;
     Router::new()
-        .route("/openapi.json", served("application/json", json))
-        .route("/docs", served("text/html; charset=utf-8", PAGE.into()))
-        .route("/docs/openapi.js", served("text/javascript; charset=utf-8", SCRIPT.into()))
-        .route("/docs/openapi.css", served("text/css; charset=utf-8", STYLE.into()))
+        .route(document, served("application/json", json))
+        .route(page, served("text/html; charset=utf-8", PAGE.into()))
+        .route(script, served("text/javascript; charset=utf-8", SCRIPT.into()))
+        .route(style, served("text/css; charset=utf-8", STYLE.into()))
 }
 
 fn add_problems(operation: &mut Operation) {

@@ -3,6 +3,7 @@
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use redrive::Error;
+use redrive::guard::Envelope;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -35,9 +36,9 @@ impl Problem {
         Self { code, status: status.as_u16(), title, detail: detail.into(), errors: Vec::new() }
     }
 
-    /// Its status and its sentence, for those who know other forms than ours.
-    pub(super) fn parts(self) -> (StatusCode, String) {
-        (StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), self.detail)
+    /// The same in the form of the guards' own routes.
+    pub(super) fn into_envelope(self) -> Envelope {
+        Envelope::bad(StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), self.detail)
     }
 
     pub(super) fn not_found(what: &str, id: impl std::fmt::Display) -> Self {
@@ -83,7 +84,7 @@ impl IntoResponse for Problem {
     }
 }
 
-pub(super) fn no_such_route(uri: &axum::http::Uri) -> Problem {
+pub(super) async fn no_such_route(uri: axum::http::Uri) -> Problem {
     Problem::new(StatusCode::NOT_FOUND, "no_such_route", format!("there is nothing at {}", uri.path()))
 }
 
