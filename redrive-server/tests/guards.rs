@@ -1,0 +1,285 @@
+//! Guarded tables as a service in any language meets them: a real server, a business table in each database, handlers over HTTP.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::routing::post;
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection as _};
+
+macro_rules! stores {
+    ($($test:ident),* $(,)?) => {
+        mod sqlite { $(#[tokio::test(flavor = "multi_thread")] async fn $test() { super::$test(super::sqlite_url().await).await; })* }
+        mod postgres { $(#[tokio::test(flavor = "multi_thread")] async fn $test() { super::$test(super::postgres_url(stringify!($test)).await).await; })* }
+        mod mysql { $(#[tokio::test(flavor = "multi_thread")] async fn $test() { super::$test(super::mysql_url(stringify!($test)).await).await; })* }
+    };
+}
+stores!(a_row_is_retried_handed_to_people_and_closed, one_that_is_wrong_says_so_and_the_others_go_on);
+
+/// A business database of one's own.
+struct Business {
+    url: String,
+    _dir: Option<tempfile::TempDir>,
+}
+
+async fn sqlite_url() -> Business {
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("sqlite://{}?mode=rwc", dir.path().join("shop.db").display());
+    Business { url, _dir: Some(dir) }
+}
+
+fn server(variable: &str) -> String {
+    std::env::var(variable)
+        .unwrap_or_else(|_| panic!("{variable} is not set: run scripts/test, or leave this store out with --skip"))
+}
+
+async fn postgres_url(test: &str) -> Business {
+    let (server, name) = (server("REDRIVE_TEST_POSTGRES"), format!("g{}_{}", std::process::id(), &test[..20]));
+    execute(&server, &format!("DROP SCHEMA IF EXISTS {name} CASCADE; CREATE SCHEMA {name}")).await;
+    Business { url: format!("{server}?options[search_path]={name}"), _dir: None }
+}
+
+async fn mysql_url(test: &str) -> Business {
+    let (server, name) = (server("REDRIVE_TEST_MYSQL"), format!("g{}_{}", std::process::id(), &test[..20]));
+    execute(&server, &format!("DROP DATABASE IF EXISTS {name}; CREATE DATABASE {name}")).await;
+    Business { url: format!("{}/{name}", server.rsplit_once('/').unwrap().0), _dir: None }
+}
+
+async fn execute(url: &str, sql: &str) {
+    let sql = sqlx::raw_sql(AssertSqlSafe(sql.to_owned()));
+    match url.split(':').next().unwrap() {
+        "sqlite" => _ = sql.execute(&mut sqlx::SqliteConnection::connect(url).await.unwrap()).await.unwrap(),
+        "mysql" | "mariadb" => _ = sql.execute(&mut sqlx::MySqlConnection::connect(url).await.unwrap()).await.unwrap(),
+        _ => _ = sql.execute(&mut sqlx::PgConnection::connect(url).await.unwrap()).await.unwrap(),
+    }
+}
+
+const TABLE: &str =
+    "CREATE TABLE user_bill (id BIGINT PRIMARY KEY, user_id BIGINT NOT NULL, status VARCHAR(20) NOT NULL)";
+const ROWS: &str = "INSERT INTO user_bill VALUES (10, 1000, 'FAIL'), (11, 1001, 'FAIL'), (12, 1002, 'FAIL')";
+
+/// A service that can mend row 10 alone, and what it was asked.
+#[derive(Clone, Default)]
+struct Shop(Arc<Mutex<Vec<(String, i64)>>>);
+
+impl Shop {
+    async fn start(&self) -> u16 {
+        let asked = |what: &'static str| {
+            move |State(shop): State<Shop>, headers: HeaderMap, Json(body): Json<Value>| async move {
+                assert!(headers.contains_key("webhook-signature") && headers["authorization"] == "Bearer of-the-shop");
+                assert_eq!((&body["serviceName"], &body["table"]), (&json!("异常处理示例"), &json!("user_bill")));
+                let id = body["dataId"].as_i64().unwrap();
+                let mut all = shop.0.lock().unwrap();
+                let mended = id == 10 && all.contains(&("handle".into(), 10));
+                all.push((what.into(), id));
+                Json(json!({ "code": 200, "msg": "ok", "data": if what == "check" { mended } else { id == 10 } }))
+            }
+        };
+        let router = axum::Router::new()
+            .route("/check", post(asked("check")))
+            .route("/handle", post(asked("handle")))
+            .with_state(self.clone());
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        port
+    }
+
+    fn asked(&self, id: i64) -> Vec<String> {
+        self.0.lock().unwrap().iter().filter(|(_, of)| *of == id).map(|(what, _)| what.clone()).collect()
+    }
+}
+
+/// `redrive serve` with these settings; stopped with this.
+struct Redrive {
+    child: Child,
+    url: String,
+    token: String,
+    dir: tempfile::TempDir,
+    client: reqwest::Client,
+}
+
+impl Drop for Redrive {
+    fn drop(&mut self) {
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+impl Redrive {
+    fn start(settings: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("redrive.toml"), settings).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
+        command.args(["serve", "--listen", "127.0.0.1:0"]).current_dir(dir.path()).env_remove("REDRIVE_DATABASE");
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let line = lines.find(|line| line.contains("API:")).unwrap();
+        let url = line.split_whitespace().nth(1).unwrap().trim_end_matches("/api/v1").to_owned();
+        let line = lines.find(|line| line.contains("token:")).unwrap();
+        let token = line.split_whitespace().nth(1).unwrap().to_owned();
+        let client = reqwest::Client::builder().tls_backend_preconfigured(rustls_config()).no_proxy().build().unwrap();
+        Self { child, url, token, dir, client }
+    }
+
+    async fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        self.ask_as(&self.token, method, path, body).await
+    }
+
+    async fn ask_as(&self, token: &str, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        let request = self.client.request(method.parse().unwrap(), format!("{}{path}", self.url)).bearer_auth(token);
+        let answer = if body.is_null() { request } else { request.body(body.to_string()) }.send().await.unwrap();
+        let status = answer.status().as_u16();
+        (status, serde_json::from_str(&answer.text().await.unwrap()).unwrap_or_default())
+    }
+
+    /// A row, once its `err_status` is this.
+    async fn row(&self, id: i64, err_status: i64) -> Value {
+        for _ in 0..600 {
+            let (_, shown) = self.ask("GET", &format!("/api/v1/guards/{SERVICE}/rows/{id}"), &Value::Null).await;
+            if shown["row"]["err_status"] == err_status {
+                return shown;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        panic!("row {id} does not become {err_status}");
+    }
+
+    fn cli(&self, args: &[&str]) -> (Option<i32>, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
+        command.args(args).args(["--server", &self.url]).env("REDRIVE_TOKEN", &self.token).env("NO_PROXY", "127.0.0.1");
+        let said = command.current_dir(self.dir.path()).output().unwrap();
+        (said.status.code(), String::from_utf8([said.stdout, said.stderr].concat()).unwrap())
+    }
+}
+
+/// 异常处理示例
+const SERVICE: &str = "%E5%BC%82%E5%B8%B8%E5%A4%84%E7%90%86%E7%A4%BA%E4%BE%8B";
+
+fn rustls_config() -> rustls::ClientConfig {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    builder.with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth()
+}
+
+fn settings(business: &Business, port: u16) -> String {
+    format!(
+        "[targets.shop]\nbase_url = 'http://127.0.0.1:{port}'\nallow_private = true\nheaders = {{ Authorization = 'Bearer of-the-shop' }}\n\
+         signing_secret = 'whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw'\n\
+         [guard]\nscan_interval = '1s'\n\
+         [guards.bills]\ndatabase = '{}'\ntable = 'user_bill'\nservice_name = '异常处理示例'\nuser_field = 'user_id'\n\
+         success_value = 'SUCCESS'\nfail_value = 'FAIL'\nmin_interval = '5s'\ntimeout = '180s'\nmax_retry_count = 1\n\
+         target = 'shop'\ncheck_url = '/check'\nhandle_url = '/handle'\nmanual_success_route = '/api/user/admin/manual-bill-success'\n\
+         comments = {{ id = '主键ID' }}\n",
+        business.url
+    )
+}
+
+async fn a_row_is_retried_handed_to_people_and_closed(business: Business) {
+    execute(&business.url, TABLE).await;
+    execute(&business.url, ROWS).await;
+    let shop = Shop::default();
+    let redrive = Redrive::start(&settings(&business, shop.start().await));
+    let of = |what: &str| format!("/api/v1/guards/{SERVICE}/{what}");
+    let marked = redrive.ask("POST", &of("mark-abnormal"), &json!({ "dataId": 10 })).await;
+    assert_eq!(marked, (200, json!({ "changed": true, "detail": "marked as abnormal" })));
+    let (_, marked) = redrive.ask("POST", &of("mark-abnormal"), &json!({ "dataId": "11", "user": 1001 })).await;
+    assert_eq!(marked["changed"], true);
+    for which in [json!({ "dataId": 11 }), json!({ "dataId": 99 }), json!({ "dataId": 12, "user": 1 })] {
+        let (status, marked) = redrive.ask("POST", &of("mark-abnormal"), &which).await;
+        assert_eq!((status, &marked["changed"]), (200, &json!(false)), "{which}");
+    }
+
+    assert_eq!(redrive.row(10, 2001).await["row"]["status"], "SUCCESS");
+    assert_eq!(shop.asked(10), ["check", "handle", "check"]);
+    let shown = redrive.row(11, 4001).await;
+    assert_eq!((&shown["row"]["status"], &shown["row"]["err_retry_count"]), (&json!("FAIL"), &json!(1)));
+    assert_eq!(shop.asked(11), ["check", "handle", "check"]);
+
+    let (_, blocked) = redrive.ask("POST", &of("check-user"), &json!({ "user": 1001 })).await;
+    assert_eq!((&blocked["blocked"], &blocked["rows"][0]["dataId"]), (&json!(true), &json!(11)));
+    assert_eq!(redrive.ask("POST", &of("check-user"), &json!({ "user": 1000 })).await.1["blocked"], false);
+    assert_eq!(redrive.ask("POST", &of("check-user"), &json!({ "user": [1] })).await.0, 422);
+
+    let (status, list) = redrive.ask("POST", "/api/admin/abnormal/list", &json!({ "errStatus": 4001 })).await;
+    assert_eq!(
+        (status, &list["code"], &list["msg"], &list["data"]["total"]),
+        (200, &json!(200), &json!("获取成功"), &json!(1))
+    );
+    assert_eq!(list["data"]["records"][0]["manualSuccessRoute"], "/api/user/admin/manual-bill-success");
+
+    people_close_it(&redrive).await;
+    assert_eq!(redrive.ask("POST", &of("check-user"), &json!({ "user": 1001 })).await.1["blocked"], false);
+    let (_, metrics) =
+        (0, redrive.client.get(format!("{}/metrics", redrive.url)).send().await.unwrap().text().await.unwrap());
+    assert!(metrics.contains("redrive_guard"), "{metrics}");
+}
+
+/// Row 11 by the guard's own route, row 12 on the command line.
+async fn people_close_it(redrive: &Redrive) {
+    let route = "/api/user/admin/manual-bill-success";
+    let (_, viewer) = redrive.ask("POST", "/api/v1/tokens", &json!({ "name": "v", "role": "viewer" })).await;
+    let viewer = viewer["token"].as_str().or_else(|| viewer["secret"].as_str()).unwrap().to_owned();
+    for (token, path, status) in [
+        (viewer.as_str(), format!("{route}?dataId=11"), 403),
+        ("rdr_nobody", format!("{route}?dataId=11"), 401),
+        (redrive.token.as_str(), route.to_owned(), 400),
+        (redrive.token.as_str(), format!("{route}?dataId=99"), 404),
+    ] {
+        let (answered, body) = redrive.ask_as(token, "POST", &path, &Value::Null).await;
+        assert_eq!((answered, &body["code"], &body["data"]), (status, &json!(status), &Value::Null), "{path} {body}");
+    }
+    let closed = redrive.ask("POST", &format!("{route}?dataId=11"), &Value::Null).await;
+    assert_eq!(closed, (200, json!({ "code": 200, "msg": "人工处理成功", "data": 11 })));
+    let shown = redrive.row(11, 2002).await;
+    assert_eq!((&shown["row"]["status"], &shown["row"]["err_submit_manual_status"]), (&json!("SUCCESS"), &json!(4002)));
+    assert_eq!(shown["why"][0], "err_status is 2002, not 4000 or 4001");
+
+    let (code, said) = redrive.cli(&["guard", "resolve", "异常处理示例", "12"]);
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = redrive.cli(&["guard", "show", "异常处理示例", "12"]);
+    assert!(code == Some(0) && said.contains("2002") && said.contains("SUCCESS"), "{said}");
+    let (code, said) = redrive.cli(&["guard", "ls"]);
+    assert!(code == Some(0) && said.contains("user_bill"), "{said}");
+    assert_eq!(redrive.cli(&["guard", "show", "nobody", "12"]).0, Some(3));
+    let (_, audit) = redrive.ask("GET", "/api/v1/audit?action=guard.manual_success", &Value::Null).await;
+    let outcomes = audit.to_string();
+    assert!(outcomes.contains("异常处理示例 11") && outcomes.contains("异常处理示例 12"), "{outcomes}");
+}
+
+async fn one_that_is_wrong_says_so_and_the_others_go_on(business: Business) {
+    execute(&business.url, TABLE).await;
+    execute(&business.url, ROWS).await;
+    let shop = Shop::default();
+    let mut toml = settings(&business, shop.start().await);
+    for (name, change) in [("missing", ("user_bill", "no_such_table")), ("wrong", ("'user_id'", "'no_such_column'"))] {
+        let whole = settings(&business, 1);
+        let section = whole.split("[guards.bills]").nth(1).unwrap().replace(change.0, change.1);
+        let section =
+            section.replace("异常处理示例", name).replace("/api/user/admin/manual-bill-success", "/api/v1/tasks");
+        toml += &format!("[guards.{name}]{section}");
+    }
+    let redrive = Redrive::start(&toml);
+    let (_, listed) = redrive.ask("GET", "/api/v1/guards", &Value::Null).await;
+    let trouble = |name: &str| {
+        let all = listed["guards"].as_array().unwrap();
+        all.iter().find(|guard| guard["service_name"] == name).unwrap()["trouble"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    assert!(trouble("missing").contains("no_such_table"), "{listed}");
+    assert!(trouble("wrong").contains("no_such_column"), "{listed}");
+    assert_eq!(trouble("异常处理示例"), "");
+    assert_eq!(redrive.ask("GET", "/api/v1/guards/missing/rows/1", &Value::Null).await.0, 503);
+    assert_eq!(redrive.ask("GET", "/api/v1/guards/nobody/rows/1", &Value::Null).await.0, 404);
+    let (code, said) = redrive.cli(&["guard", "check"]);
+    assert!(code == Some(1) && said.contains("no_such_table") && said.contains("index"), "{said}");
+    redrive.ask("POST", &format!("/api/v1/guards/{SERVICE}/mark-abnormal"), &json!({ "dataId": 10 })).await;
+    redrive.row(10, 2001).await;
+    assert_eq!(redrive.ask("GET", "/api/v1/tasks", &Value::Null).await.0, 200, "no guard takes a route of ours");
+}
