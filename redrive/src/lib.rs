@@ -50,6 +50,7 @@ mod policy;
 pub mod registry;
 pub mod resilience;
 mod retryable;
+pub mod saga;
 mod secret;
 #[cfg(feature = "seeded-bugs")]
 pub mod seeded;
