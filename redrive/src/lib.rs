@@ -8,6 +8,7 @@
 //! | [`task`], [`Policy`], [`Backoff`], [`Jitter`] | a call to be made good, and how |
 //! | [`store`] | where tasks are kept: SQLite, PostgreSQL, MySQL/MariaDB |
 //! | [`Engine`] | takes due tasks, runs their handlers, settles them |
+//! | [`saga`] | flows of several steps that are finished, or undone |
 //! | [`registry`] | how the nodes that share the work find each other |
 //! | `notify` | tells people, by mail and webhook, that tasks keep failing |
 //! | [`resilience`] | for calls that are made here and now: circuit breaker, retries in memory, last good value |

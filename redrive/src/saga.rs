@@ -18,18 +18,23 @@
 //! in which it ends), and its step is *unknown*: undone like one that is done. An undo that is given up, or a step past the point of no
 //! return, is a dead letter, and its saga is *stuck* until a person has seen to either.
 
+mod builder;
 mod definition;
 mod event;
 #[cfg(test)]
 mod model;
 pub(crate) mod plan;
 pub(crate) mod state;
+mod step;
 
+pub use crate::engine::{Sagas, StartedSaga};
+pub use builder::{Saga, StepName};
 pub use definition::{
     Compensation, Definition, LONGEST_NAME, MOST_STEPS, OnUndoFailure, StepDef, StepKind, UndoKind, WhenUp, With,
     undo_policy,
 };
 pub use event::{Event, Op, SagaState, Why, Work};
+pub use step::{Compensate, Ran, Reserve, Step, StepCx, StepError, StepRunner};
 
 pub(crate) use definition::Flow;
 pub(crate) use plan::{Next, advance};

@@ -21,6 +21,7 @@
 //! | `node`, `lock` | nodes, fences, named locks |
 //! | `notice`, `remind` | what people are to be told and reminded of, and how that goes |
 //! | `gate` | circuit breakers that nodes share |
+//! | `saga` | sagas and their journals |
 //! | `wake` | wake-ups between processes |
 //! | `explain` | the plans of the hot statements |
 //! | `faults` | faults on purpose, for tests |
@@ -51,6 +52,7 @@ mod remind;
 mod retention;
 mod retry;
 mod row;
+mod saga;
 mod schema;
 mod search;
 mod setting;
@@ -93,6 +95,8 @@ pub use notice::{ChannelState, Notice};
 pub use pool::StoreOptions;
 pub use remind::Reminder;
 pub use retention::{Keep, KeyWalk, Retention, Swept};
+pub(crate) use saga::{Append, Begins};
+pub use saga::{Journaled, SagaFilter, SagaRecord, SagaSummary};
 pub use search::{ArchiveFilter, DeadFilter, Found, MOST_IDS, ROWS as MOST_LOOKED_AT};
 pub use setting::SetField;
 pub use settle::{Kept, Settle, Settled};
