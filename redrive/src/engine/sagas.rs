@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 
+use crate::clock::pause;
 use crate::error::{Error, Result};
 use crate::id::TaskId;
 use crate::saga::{Definition, Event, Flow, SagaState, State, Why, Work};
@@ -16,6 +17,10 @@ use crate::task::{Status, Task, limits};
 use super::Engine;
 use super::journals::{Beginning, Tell, Wish, input_hash};
 use super::saga::{BUSINESS, StepParams};
+
+/// How long a failed task may take to become a dead letter, before it is taken for one that runs again.
+const LETTER_WAIT: Duration = Duration::from_millis(20);
+const LETTER_TRIES: u32 = 100;
 
 /// Who acts, if nobody is named.
 const PROGRAM: &str = "program";
@@ -176,30 +181,28 @@ impl Sagas<'_> {
 
     /// Tries now what waits to be tried again, and again what was given up; how many tasks that are.
     pub async fn retry_now(&self, id: &str, by: Option<&str>, note: Option<&str>) -> Result<usize> {
-        let (shared, store, who) = (&self.0.0, self.0.store(), by.unwrap_or(PROGRAM));
-        let state = shared.journals.get(store, id, true).await?.ok_or_else(|| not_found(id))?;
-        if let Some(end) = state.ended {
-            return Err(Error::Conflict { doing: "retry saga", id: id.into(), why: format!("it has ended: {end}") });
-        }
-        let now = shared.clock.now();
+        let (store, who) = (self.0.store(), by.unwrap_or(PROGRAM));
+        let (state, tasks) = self.after_failing(id).await?;
+        let now = self.0.now();
         let wanted = |task: &Task| Some(step_of(task)?.work).filter(|work| state.wants(work));
         let (mut tried, mut covered) = (0, Vec::new());
-        for task in shared.saga_tasks(id).await? {
-            let Some(work) = wanted(&task) else { continue };
-            covered.push(work);
-            if task.status == Status::Pending && store.retry_now(task.id, Some(who), now).await.is_ok() {
-                tried += 1;
-            }
+        for task in &tasks {
+            covered.extend(wanted(task));
+            let waits = wanted(task).is_some() && task.status == Status::Pending;
+            tried += usize::from(waits && store.retry_now(task.id, Some(who), now).await.is_ok());
         }
         let letters = self.letters(id).await?;
-        let letters: Vec<&Task> = letters.iter().filter(|task| wanted(task).is_some_and(|w| !covered.contains(&w))).collect();
-        covered.extend(letters.iter().filter_map(|task| wanted(task)));
-        let ids: Vec<TaskId> = letters.iter().map(|task| task.id).collect();
+        let mut ids: Vec<TaskId> = Vec::new();
+        for (letter, work) in letters.iter().filter_map(|letter| Some((letter, wanted(letter)?))) {
+            if !covered.contains(&work) {
+                covered.push(work);
+                ids.push(letter.id);
+            }
+        }
         tried += store.redrive(&ids, None, who, now).await?.len();
         let again: Vec<Work> = state.stuck_work().into_iter().filter(|work| !covered.contains(work)).collect();
         tried += again.len();
-        let after = Some(json!({ "tasks": tried }));
-        let audit = self.entry("saga.retry", id, after, by, note);
+        let audit = entry("saga.retry", id, Some(json!({ "tasks": tried })), by, note);
         if again.is_empty() {
             store.audit(&audit, now).await?;
         } else {
@@ -207,6 +210,25 @@ impl Sagas<'_> {
         }
         self.0.wake();
         Ok(tried)
+    }
+
+    /// A saga and its tasks. One whose failure is in the journal, but which has not become a dead letter yet, is waited for.
+    async fn after_failing(&self, id: &str) -> Result<(Arc<State>, Vec<Task>)> {
+        let shared = &self.0.0;
+        for tries in 0.. {
+            let tasks = shared.saga_tasks(id).await?;
+            let state = shared.journals.get(&shared.store, id, true).await?.ok_or_else(|| not_found(id))?;
+            if let Some(end) = state.ended {
+                return Err(Error::Conflict { doing: "retry saga", id: id.into(), why: format!("it has ended: {end}") });
+            }
+            let stuck = state.stuck_work();
+            let is_failing = |task: &Task| task.status == Status::Running && step_of(task).is_some_and(|p| stuck.contains(&p.work));
+            if tries >= LETTER_TRIES || !tasks.iter().any(is_failing) {
+                return Ok((state, tasks));
+            }
+            pause(LETTER_WAIT).await;
+        }
+        Err(not_found(id))
     }
 
     /// The dead letters of a saga.
@@ -229,12 +251,8 @@ impl Sagas<'_> {
         by: Option<&str>,
         note: Option<&str>,
     ) -> Result<()> {
-        let entry = self.entry(action, id, after, by, note);
+        let entry = entry(action, id, after, by, note);
         self.tell(id, Tell::Wish(wish, Some(entry))).await.map(|_| ())
-    }
-
-    fn entry(&self, action: &str, id: &str, after: Option<Value>, by: Option<&str>, note: Option<&str>) -> AuditEntry {
-        AuditEntry::new(by.unwrap_or(PROGRAM), action, id).changed(None, after).noting(note)
     }
 
     async fn tell(&self, id: &str, tell: Tell) -> Result<(Arc<State>, bool)> {
@@ -250,6 +268,10 @@ impl Sagas<'_> {
         }
         Ok(text)
     }
+}
+
+fn entry(action: &str, id: &str, after: Option<Value>, by: Option<&str>, note: Option<&str>) -> AuditEntry {
+    AuditEntry::new(by.unwrap_or(PROGRAM), action, id).changed(None, after).noting(note)
 }
 
 fn step_of(task: &Task) -> Option<StepParams> {
