@@ -274,16 +274,17 @@ async fn take_places(c: &mut Connection<'_>, key: &BarrierKey) -> sqlx::Result<(
 }
 
 async fn take(c: &mut Connection<'_>, key: &BarrierKey, place: Place) -> sqlx::Result<Taken> {
-    loop {
+    // On PostgreSQL under READ COMMITTED a row that stood in the way may have expired before it is read: its place is free then.
+    for _ in 0..8 {
         // Waits for an open transaction that has it.
         if c.execute(insert(c.dialect(), key, place)).await? == 1 {
             return Ok(Taken { by: key.op, just_now: true, result: None });
         }
-        // On PostgreSQL under READ COMMITTED it may have expired in between: then it is free.
         if let Some(row) = c.row(select(c.dialect(), key, place)).await? {
             return read(&row);
         }
     }
+    Err(sqlx::Error::Protocol("a row that stood in the way is not to be seen".into()))
 }
 
 fn insert<'q>(dialect: Dialect, key: &'q BarrierKey, place: Place) -> Query<'q> {
