@@ -135,7 +135,7 @@ impl Connection<'_> {
     }
 
     /// Runs a statement; how many rows it changed (on MySQL: matched).
-    pub(super) async fn execute(&mut self, query: Query<'_>) -> sqlx::Result<u64> {
+    pub(crate) async fn execute(&mut self, query: Query<'_>) -> sqlx::Result<u64> {
         let (sql, args) = query.for_dialect(self.dialect());
         tracing::trace!(target: "redrive::sql", "{sql}");
         each!(Connection, self, c => {
@@ -156,7 +156,7 @@ impl Connection<'_> {
     }
 
     /// Runs a query; its first row, if there is one.
-    pub(super) async fn row(&mut self, query: Query<'_>) -> sqlx::Result<Option<Row>> {
+    pub(crate) async fn row(&mut self, query: Query<'_>) -> sqlx::Result<Option<Row>> {
         Ok(self.rows(query).await?.into_iter().next())
     }
 
@@ -169,7 +169,7 @@ impl Connection<'_> {
 
 /// A value to be bound, or a column of them (PostgreSQL's UNNEST only).
 #[derive(Clone, Debug)]
-pub(super) enum Value<'q> {
+pub(crate) enum Value<'q> {
     Int(Option<i64>),
     Text(Option<Cow<'q, str>>),
     Bytes(Option<[u8; 16]>),
@@ -256,18 +256,18 @@ impl BindArrays for sqlx::postgres::PgArguments {
 
 /// A statement with its values.
 #[derive(Clone, Debug)]
-pub(super) struct Query<'q> {
+pub(crate) struct Query<'q> {
     sql: Cow<'static, str>,
     values: Vec<Value<'q>>,
 }
 
 /// A statement: `?` stands for each value, in order.
-pub(super) fn query<'q>(sql: impl Into<Cow<'static, str>>) -> Query<'q> {
+pub(crate) fn query<'q>(sql: impl Into<Cow<'static, str>>) -> Query<'q> {
     Query { sql: sql.into(), values: Vec::new() }
 }
 
 impl<'q> Query<'q> {
-    pub(super) fn bind(mut self, value: impl Into<Value<'q>>) -> Self {
+    pub(crate) fn bind(mut self, value: impl Into<Value<'q>>) -> Self {
         self.values.push(value.into());
         self
     }
@@ -289,7 +289,7 @@ impl<'q> Query<'q> {
         self
     }
 
-    pub(super) fn followed_by(mut self, suffix: &str) -> Self {
+    pub(crate) fn followed_by(mut self, suffix: &str) -> Self {
         self.sql = Cow::Owned(format!("{} {suffix}", self.sql));
         self
     }
@@ -317,7 +317,7 @@ fn numbered(sql: &str) -> String {
 }
 
 /// One row of an answer.
-pub(super) enum Row {
+pub(crate) enum Row {
     #[cfg(feature = "sqlite")]
     Sqlite(sqlx::sqlite::SqliteRow),
     #[cfg(feature = "postgres")]
@@ -347,7 +347,7 @@ impl From<sqlx::mysql::MySqlRow> for Row {
 
 impl Row {
     /// Reads the columns from left to right.
-    pub(super) fn columns(&self) -> Columns<'_> {
+    pub(crate) fn columns(&self) -> Columns<'_> {
         Columns { row: self, next: 0 }
     }
 
@@ -358,7 +358,7 @@ impl Row {
 }
 
 /// Reads a row from left to right.
-pub(super) struct Columns<'r> {
+pub(crate) struct Columns<'r> {
     row: &'r Row,
     next: usize,
 }
@@ -398,12 +398,12 @@ impl<'r> Columns<'r> {
         }
     }
 
-    pub(super) fn text(&mut self) -> sqlx::Result<&'r str> {
+    pub(crate) fn text(&mut self) -> sqlx::Result<&'r str> {
         let i = self.next;
         self.opt_text()?.ok_or_else(|| null(i))
     }
 
-    pub(super) fn opt_text(&mut self) -> sqlx::Result<Option<&'r str>> {
+    pub(crate) fn opt_text(&mut self) -> sqlx::Result<Option<&'r str>> {
         let i = self.next;
         self.next += 1;
         each!(Row, self.row, row => row.try_get(i))
@@ -422,7 +422,7 @@ fn null(column: usize) -> sqlx::Error {
 }
 
 /// Wraps what sqlx says with what was being done.
-pub(super) fn database_error(doing: impl Into<String>, e: sqlx::Error) -> Error {
+pub(crate) fn database_error(doing: impl Into<String>, e: sqlx::Error) -> Error {
     let fault = fault(&e);
     let message = match (&e, fault) {
         (sqlx::Error::PoolTimedOut, _) => {
