@@ -8,9 +8,11 @@
 //! | [`task`], [`Policy`], [`Backoff`], [`Jitter`] | a call to be made good, and how |
 //! | [`store`] | where tasks are kept: SQLite, PostgreSQL, MySQL/MariaDB |
 //! | [`Engine`] | takes due tasks, runs their handlers, settles them |
+//! | [`saga`] | flows of several steps that are finished, or undone |
 //! | [`registry`] | how the nodes that share the work find each other |
 //! | `notify` | tells people, by mail and webhook, that tasks keep failing |
 //! | [`resilience`] | for calls that are made here and now: circuit breaker, retries in memory, last good value |
+//! | [`barrier`] | for participants of sagas: every call once, none out of order |
 //! | [`condition`] | success conditions in CEL |
 //! | [`settle()`], [`classify()`] | what becomes of a task when an attempt has ended: pure functions |
 //! | [`testing`] | for tests of code that uses redrive |
@@ -30,6 +32,7 @@ extern crate self as redrive; // so that derived code can name it, also in here
 #[path = "private.rs"]
 pub mod __private;
 mod backoff;
+pub mod barrier;
 mod call;
 mod callback;
 mod classify;
@@ -51,6 +54,7 @@ mod policy;
 pub mod registry;
 pub mod resilience;
 mod retryable;
+pub mod saga;
 mod secret;
 #[cfg(feature = "seeded-bugs")]
 pub mod seeded;
@@ -89,6 +93,7 @@ pub use task::{Attempt, Business, Lane, LastError, NodeNumber, Status, StopReque
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 #[doc = include_str!("../../README.zh-CN.md")]
+#[doc = include_str!("../../docs/guide/barrier.md")]
 #[doc = include_str!("../../docs/guide/encryption.md")]
 #[doc = include_str!("../../docs/guide/errors.md")]
 #[doc = include_str!("../../docs/guide/getting-started.md")]

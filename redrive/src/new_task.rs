@@ -362,7 +362,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// Feeds JSON to a hash with the keys of objects in order.
-fn hash_canonical(value: &serde_json::Value, hasher: &mut blake3::Hasher) {
+pub(crate) fn hash_canonical(value: &serde_json::Value, hasher: &mut blake3::Hasher) {
     use serde_json::Value;
     match value {
         Value::Object(map) => {

@@ -119,7 +119,8 @@ impl Testing {
         let mut attempts = self.run_due().await;
         for _ in 0..10_000 {
             let handled = |task: &Task| self.engine.handles(&task.method);
-            let Some(next) = self.waiting().await.into_iter().filter(handled).map(|task| task.due).min() else {
+            let tasks = self.waiting().await.into_iter().filter(handled).map(|task| task.due);
+            let Some(next) = tasks.chain(good(self.engine.store().next_due_saga().await)).min() else {
                 return attempts;
             };
             attempts += self.advance_by(next.since(self.now())).await;

@@ -8,6 +8,7 @@ use tokio::sync::broadcast;
 
 use crate::clock::Timestamp;
 use crate::id::TaskId;
+use crate::saga::SagaState;
 use crate::task::{Lane, NodeNumber, Task};
 
 use super::Engine;
@@ -52,6 +53,15 @@ pub enum Event {
         generation: i64,
         /// Which task.
         id: TaskId,
+    },
+    /// To a saga: it stands differently now.
+    Saga {
+        /// Which.
+        id: String,
+        /// Its name.
+        name: String,
+        /// How it stands.
+        state: SagaState,
     },
     /// To a node.
     Node {

@@ -215,6 +215,16 @@ impl Handler {
         Self { method: C::METHOD.into(), options, is_split: false, run: Arc::new(run), part }
     }
 
+    /// For the steps of sagas.
+    pub(crate) fn raw(
+        method: String,
+        options: MethodOptions,
+        run: impl Fn(Context<'static>, Arc<Task>) -> Attempting + Send + Sync + 'static,
+        part: fn(&str) -> Option<String>,
+    ) -> Self {
+        Self { method, options, is_split: false, run: Arc::new(run), part }
+    }
+
     /// Which part of its method a task is, if that is split and its params say so.
     pub(crate) fn part_of(&self, task: &Task) -> Option<String> {
         if self.is_split { (self.part)(&task.params) } else { None }
@@ -225,7 +235,7 @@ impl Handler {
     }
 }
 
-fn decode<P: DeserializeOwned>(task: &Task) -> Result<P, Outcome> {
+pub(super) fn decode<P: DeserializeOwned>(task: &Task) -> Result<P, Outcome> {
     serde_json::from_str(&task.params).map_err(|e| Outcome::Undecodable(format!("params cannot be read: {e}")))
 }
 

@@ -62,7 +62,7 @@ impl Engine {
         let shared = &self.0;
         let before = shared.settled.load(Ordering::Acquire);
         shared.gate.store(true, Ordering::Release);
-        while !self.is_idle().await? {
+        while self.look_at_sagas_by_hand().await? > 0 || !self.is_idle().await? {
             shared.wake.scanner.notify_one();
             shared.wake.claimer.notify_one();
             pause(Duration::from_millis(1)).await;

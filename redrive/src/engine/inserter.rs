@@ -166,7 +166,7 @@ async fn insert_alone(shared: Arc<Shared>, mut prepared: Prepared, answer: onesh
 }
 
 /// Makes a task ours from the start, if it is due, its shard is ours and there is a slot, which is then reserved.
-fn offer(shared: &Shared, task: &mut Task) {
+pub(super) fn offer(shared: &Shared, task: &mut Task) {
     let wanted = task.due <= shared.clock.now() && task.locked_by.is_none();
     if !wanted || !shared.owns(task.lane, task.shard()) || !shared.may_start() || shared.stopping.is_cancelled() {
         return;
@@ -196,8 +196,14 @@ fn reply(
 
 /// Gives the reserved slot back.
 fn withdraw(shared: &Shared, prepared: &Prepared) {
-    let task = &prepared.task;
-    if task.status == Status::Running && !prepared.held {
+    if !prepared.held {
+        withdraw_offer(shared, &prepared.task);
+    }
+}
+
+/// The same of a task that was only offered.
+pub(super) fn withdraw_offer(shared: &Shared, task: &Task) {
+    if task.status == Status::Running {
         shared.running().forget(task.id, task.version);
         shared.release(Slot::of(task));
     }
@@ -210,12 +216,20 @@ fn accept(shared: &Arc<Shared>, prepared: Prepared, result: Result<Enqueued>) ->
         withdraw(shared, &prepared);
         return result;
     }
-    let task = *prepared.task;
-    shared.signals.tell(Signal::Enqueued, &task);
-    if task.status == Status::Running && !prepared.held {
-        shared.start_reserved(task);
-    } else if task.status == Status::Pending && shared.owns(task.lane, task.shard()) {
-        shared.expect(Due::of(&task, task.version, task.due));
+    if prepared.held {
+        shared.signals.tell(Signal::Enqueued, &prepared.task);
+    } else {
+        begin(shared, *prepared.task);
     }
     result
+}
+
+/// A task that is written: it runs now, if it was given a slot, or at its time.
+pub(super) fn begin(shared: &Arc<Shared>, task: Task) {
+    shared.signals.tell(Signal::Enqueued, &task);
+    if task.status == Status::Running {
+        shared.start_reserved(task);
+    } else if shared.owns(task.lane, task.shard()) {
+        shared.expect(Due::of(&task, task.version, task.due));
+    }
 }

@@ -28,6 +28,7 @@ mod gates;
 mod handler;
 mod inline;
 mod inserter;
+mod journals;
 mod lanes;
 mod limits;
 mod live;
@@ -35,6 +36,8 @@ mod node;
 #[cfg(feature = "notify")]
 mod notices;
 mod ready;
+mod saga;
+mod sagas;
 mod scanner;
 mod settler;
 mod signals;
@@ -42,10 +45,10 @@ mod upkeep;
 mod view;
 mod wheel;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
@@ -62,6 +65,7 @@ use crate::notify::{Notifier, NotifyConfig};
 use crate::policy::Policy;
 use crate::registry::Registry;
 use crate::retryable::{IntoTask, Registration, Retryable};
+use crate::saga::{Definition, Flow};
 use crate::settings::{Defaults, Settings};
 use crate::store::{Cancelled, Connection, Due, Enqueued, Store, TaskFilter, Tx};
 use crate::task::{Lane, NodeNumber, Task};
@@ -71,11 +75,13 @@ pub use events::Event;
 pub(crate) use executor::panicked;
 pub(crate) use handler::Handler;
 pub use handler::{MethodOptions, Rate, State, Verdict};
+pub use sagas::{Sagas, StartedSaga};
 pub(crate) use settler::random;
 
 use executor::Running;
 use gates::Gates;
 use inserter::Inserter;
+use journals::Journals;
 use lanes::Lanes;
 use limits::Limits;
 use live::Live;
@@ -130,6 +136,12 @@ struct Shared {
     limits: Mutex<Limits>,
     inserter: Inserter,
     settler: Settler,
+    journals: Arc<Journals>,
+    /// The sagas that may be started by their names, with their definitions as JSON.
+    sagas: HashMap<String, (Arc<Flow>, String)>,
+    /// Sagas that are to be looked at, and when.
+    timers: Mutex<BTreeSet<(Timestamp, String)>>,
+    journal_hook: Option<saga::Hook>,
     signals: Signals,
     gates: Gates,
     /// Whether any method here has a gate.
@@ -188,6 +200,7 @@ struct Wake {
     claimer: Notify,
     idle: Notify,
     beat: Notify,
+    sagas: Notify,
 }
 
 /// Sets up an [`Engine`].
@@ -209,6 +222,12 @@ pub struct Builder {
     notify: Option<NotifyConfig>,
     registry: Option<Arc<dyn Registry>>,
     clock: Option<Clock>,
+    journals: Arc<Journals>,
+    sagas: Vec<Definition>,
+    has_sagas: bool,
+    journal_hook: Option<saga::Hook>,
+    /// The engine, for handlers of our own, once there is one.
+    later: Arc<OnceLock<Weak<Shared>>>,
 }
 
 impl Builder {
@@ -355,6 +374,7 @@ impl Builder {
     /// Becomes a node and begins to work.
     pub async fn start(mut self) -> Result<Engine> {
         let (live, watcher) = self.resolve()?;
+        let sagas = self.gather_sagas()?;
         self.gather()?;
         self.validate()?;
         let clock = match self.clock {
@@ -395,6 +415,10 @@ impl Builder {
             limits: Mutex::new(limits),
             inserter: Inserter::default(),
             settler: Settler::default(),
+            journals: self.journals,
+            sagas,
+            timers: Mutex::default(),
+            journal_hook: self.journal_hook,
             signals,
             gates: Gates::default(),
             has_gates,
@@ -406,10 +430,14 @@ impl Builder {
             ended: AtomicBool::new(false),
             services: Mutex::default(),
         });
+        _ = self.later.set(Arc::downgrade(&shared));
         shared.join().await?;
         metrics::counter!("redrive_fenced").increment(0); // there from the start, so that the first one is an increase
         shared.read_gates(shared.clock.now()).await?;
         shared.spawn_services()?;
+        if self.has_sagas {
+            lock(&shared.services).spawn(saga::run(shared.clone()));
+        }
         watcher.into_iter().for_each(|watcher| _ = lock(&shared.services).spawn(live::run(shared.clone(), watcher)));
         Ok(Engine(shared))
     }
@@ -435,6 +463,11 @@ impl Engine {
             notify: None,
             registry: None,
             clock: None,
+            journals: Arc::default(),
+            sagas: Vec::new(),
+            has_sagas: false,
+            journal_hook: None,
+            later: Arc::default(),
         }
     }
 
@@ -588,6 +621,7 @@ impl Shared {
         let mut services = lock(&self.services);
         services.spawn(inserter::run(self.clone()));
         services.spawn(settler::run(self.clone()));
+        services.spawn(journals::run(self.clone()));
         services.spawn(scanner::run(self.clone()));
         services.spawn(claimer::run(self.clone()));
         services.spawn(node::run(self.clone()));

@@ -134,6 +134,9 @@ fn settled(shared: &Shared, s: &Settle, result: Settled) {
     shared.running().remove(s.task.id, s.task.version);
     shared.settled.fetch_add(1, Ordering::Relaxed);
     shared.signals.tell(Signal::of(s, result), &s.task);
+    if !s.follow_ups.is_empty() && result != Settled::Lost {
+        shared.wake.scanner.notify_one(); // callbacks, which nobody else has told of
+    }
     if let Settled::Went(To::Pending { due }) = result
         && shared.owns(s.task.lane, s.task.shard())
         && !shared.stopping.is_cancelled()

@@ -21,6 +21,7 @@
 //! | `node`, `lock` | nodes, fences, named locks |
 //! | `notice`, `remind` | what people are to be told and reminded of, and how that goes |
 //! | `gate` | circuit breakers that nodes share |
+//! | `saga` | sagas and their journals |
 //! | `wake` | wake-ups between processes |
 //! | `explain` | the plans of the hot statements |
 //! | `faults` | faults on purpose, for tests |
@@ -51,6 +52,7 @@ mod remind;
 mod retention;
 pub(crate) mod retry;
 mod row;
+mod saga;
 mod schema;
 mod search;
 mod setting;
@@ -77,6 +79,7 @@ pub use audit::{AuditEntry, AuditFilter, AuditOutcome, Audited};
 pub use bulk::{Bulk, BulkResult, BulkRun, BulkWhat, DeadAction, MOST_DRY, MOST_IN_BATCH, Step, TaskAction, Which};
 pub use count::{Count, Exactness, MOST_EXACT, MethodCount, Overview};
 pub use db::{Connection, Dialect, Tx};
+pub(crate) use db::{Query, Row, database_error, query};
 pub use dead::{DeadTask, Redriven};
 pub use faults::{Fault, Faults};
 pub use gate::GateAction;
@@ -93,6 +96,9 @@ pub use notice::{ChannelState, Notice};
 pub use pool::StoreOptions;
 pub use remind::Reminder;
 pub use retention::{Keep, KeyWalk, Retention, Swept};
+pub(crate) use saga::{Append, Begins};
+pub use saga::{Journaled, SagaFilter, SagaRecord, SagaSummary};
+pub(crate) use schema::{make_alone, script_of};
 pub use search::{ArchiveFilter, DeadFilter, Found, MOST_IDS, ROWS as MOST_LOOKED_AT};
 pub use setting::SetField;
 pub use settle::{Kept, Settle, Settled};

@@ -16,7 +16,7 @@ use super::pool::{Pools, Use};
 use super::retry::{Scope, retrying};
 
 /// The schema that this binary knows.
-pub(super) const VERSION: i64 = 4;
+pub(super) const VERSION: i64 = 5;
 /// The oldest schema version whose binaries can work on [`VERSION`].
 const COMPATIBLE_WITH: i64 = 1;
 
@@ -26,6 +26,7 @@ const MIGRATIONS: [&str; VERSION as usize] = [
     include_str!("../../migrations/0002_notice.sql"),
     include_str!("../../migrations/0003_table.sql"),
     include_str!("../../migrations/0004_people.sql"),
+    include_str!("../../migrations/0005_saga.sql"),
 ];
 
 /// Brings the schema up to date, or says why that cannot be.
@@ -172,6 +173,32 @@ pub(super) async fn make_like(c: &mut Connection<'_>, token: &str, name: &str) -
         run_statement(c, &render(&statement.replace(token, name), c.dialect())).await?;
     }
     Ok(())
+}
+
+/// Makes a table of the schema in a database that may have no other. Several may do so at once.
+pub(crate) async fn make_alone(c: &mut Connection<'_>, table: &str) -> sqlx::Result<()> {
+    let dialect = c.dialect();
+    if dialect == Dialect::Postgres {
+        // There, IF NOT EXISTS fails for one of two who create at once. The lock is that of migrations; statements that are sent together are
+        // one transaction if none is open.
+        return c
+            .script(format!("SELECT pg_advisory_xact_lock(7230531764420853);\n{}", script_of(table, dialect)))
+            .await;
+    }
+    for statement in statements_of(table, dialect) {
+        run_statement(c, &statement).await?;
+    }
+    Ok(())
+}
+
+/// The statements that make a table of the schema, as one text.
+pub(crate) fn script_of(table: &str, dialect: Dialect) -> String {
+    statements_of(table, dialect).iter().map(|statement| format!("{};\n", statement.trim())).collect()
+}
+
+fn statements_of(table: &str, dialect: Dialect) -> Vec<String> {
+    let all = MIGRATIONS.iter().flat_map(|migration| statements(migration));
+    all.filter(|s| s.contains(table)).map(|s| render(&s, dialect)).collect()
 }
 
 /// The view of all tasks for people, over these tables. `false`: somebody reads it, perhaps for long (a backup), so it stays as

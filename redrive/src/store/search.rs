@@ -95,6 +95,12 @@ impl<'q> Conditions<'q> {
         self.values.push(value.into());
     }
 
+    /// One condition with several values.
+    pub(super) fn add_all(&mut self, condition: impl Into<Cow<'static, str>>, values: Vec<Value<'q>>) {
+        self.sql.push(condition.into());
+        self.values.extend(values);
+    }
+
     pub(super) fn equal(&mut self, column: &str, text: Option<&'q str>) {
         if let Some(text) = text {
             self.add(format!("{column} = ?"), text);

@@ -1,0 +1,399 @@
+//! Steps of sagas as tasks: what runs them, what hears of their end, and the time.
+//!
+//! A step's task names its saga and what is to be done ([`Work`]); everything else is in the journal. An attempt looks whether that is
+//! still wanted, runs the step, has its outcome written (with what follows from it: see `journals`) and only then ends its task. Failures
+//! that are tried again are the task's own matter. One that is given up calls `redrive.saga.ended`, in the transaction in which
+//! it ends. Going back stops what is under way by `redrive.saga.stop`, a task as well: what is to be done after a commit must survive
+//! a crash.
+//!
+//! Time needs no tasks: each saga's row says when it must be looked at. The node that wrote it remembers; for those of dead nodes one
+//! node looks into the table now and then.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::callback::FinalFailure;
+use crate::classify::{Class, Failure, Kind};
+use crate::clock::{Timestamp, pause};
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::new_task::NewTask;
+use crate::policy::{OnExhausted, Policy};
+use crate::saga::{Event, Flow, Op, Saga, State, StepCx, StepError, StepRunner, UndoKind, Work, undo_policy};
+use crate::settle::Outcome;
+use crate::store::{Store, TaskFilter};
+use crate::task::{Task, limits};
+
+use super::handler::{Attempted, Attempting, Handler, decode};
+use super::journals::{Journals, Tell};
+use super::{Builder, MethodOptions, Shared, Verdict, lock};
+
+/// What hears that a step's task was given up.
+pub(super) const ENDED: &str = "redrive.saga.ended";
+/// What stops tasks that are not wanted any more.
+pub(super) const STOP: &str = "redrive.saga.stop";
+/// The business type of a saga's tasks.
+pub(super) const BUSINESS: &str = "saga";
+/// Undoing goes before what is begun.
+const UNDO_PRIORITY: i16 = 10;
+/// How often one node looks for sagas whose time has come and that nobody has in memory.
+const SWEEP: Duration = Duration::from_secs(5);
+/// How many it takes at once.
+const SWEPT: u32 = 1_000;
+
+/// What a step's task is called with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct StepParams {
+    pub(super) saga: String,
+    #[serde(flatten)]
+    pub(super) work: Work,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    part: Option<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct StopParams {
+    saga: String,
+    work: Vec<Work>,
+}
+
+impl Builder {
+    /// Runs the steps of this saga, and lets it be [started](super::sagas::Sagas::start) by its name.
+    pub fn saga<I>(mut self, saga: Saga<I>) -> Self {
+        for (method, (runner, options)) in saga.runners {
+            self = self.runner(method, options, runner);
+        }
+        self.sagas.push(saga.definition);
+        self
+    }
+
+    /// Runs the steps of sagas that name this method, whatever sagas these are: for steps that are not Rust types. Their
+    /// definitions say with which [part](crate::Builder::split) of the method each is scheduled.
+    pub fn saga_runner(self, method: impl Into<String>, options: MethodOptions, runner: impl StepRunner) -> Self {
+        self.runner(method.into(), options, Arc::new(runner))
+    }
+
+    fn runner(mut self, method: String, options: MethodOptions, runner: Arc<dyn StepRunner>) -> Self {
+        let (journals, store) = (self.journals.clone(), self.store.clone());
+        let run = move |cx: Context<'static>, task: Arc<Task>| -> Attempting {
+            let (journals, store, runner) = (journals.clone(), store.clone(), runner.clone());
+            Box::pin(async move { attempt(&journals, &store, &*runner, cx, &task).await })
+        };
+        let part = |params: &str| serde_json::from_str::<StepParams>(params).ok()?.part;
+        self.handlers.insert(method.clone(), Handler::raw(method, options, run, part));
+        self.has_sagas = true;
+        self
+    }
+
+    /// Called before and after each write of journals, with that word: for tests that kill the process there.
+    #[doc(hidden)]
+    pub fn journal_hook(mut self, hook: impl Fn(&'static str) + Send + Sync + 'static) -> Self {
+        self.journal_hook = Some(Hook(Arc::new(hook)));
+        self
+    }
+
+    /// The sagas that can be started here; with them come handlers of our own.
+    pub(super) fn gather_sagas(&mut self) -> Result<HashMap<String, (Arc<Flow>, String)>> {
+        let mut sagas = HashMap::new();
+        for definition in std::mem::take(&mut self.sagas) {
+            let json = serde_json::to_string(&definition).map_err(|e| Error::invalid("saga", e.to_string()))?;
+            sagas.insert(definition.name.clone(), (self.journals.flow(definition)?, json));
+        }
+        if self.has_sagas {
+            self.handlers.insert(ENDED.into(), self.ended_handler());
+            self.handlers.insert(STOP.into(), self.stop_handler());
+        }
+        Ok(sagas)
+    }
+
+    fn ended_handler(&self) -> Handler {
+        let journals = self.journals.clone();
+        let ended = move |_: Context<'static>, failure: FinalFailure| {
+            let journals = journals.clone();
+            async move { hear(&journals, failure).await }
+        };
+        Handler::new(ENDED.into(), MethodOptions::default(), ended)
+    }
+
+    fn stop_handler(&self) -> Handler {
+        let later = self.later.clone();
+        let stop = move |_: Context<'static>, params: StopParams| {
+            let shared = later.get().and_then(Weak::upgrade);
+            async move {
+                match shared {
+                    Some(shared) => shared.stop_work(&params).await.map_err(Verdict::from),
+                    None => Err(Verdict::Snooze(Duration::from_secs(1))), // it is just being started, or stopped
+                }
+            }
+        };
+        Handler::new(STOP.into(), MethodOptions::default(), stop)
+    }
+}
+
+/// See [`Builder::journal_hook`].
+pub(super) struct Hook(Arc<dyn Fn(&'static str) + Send + Sync>);
+
+impl std::fmt::Debug for Hook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hook")
+    }
+}
+
+/// One attempt at a step.
+async fn attempt(
+    journals: &Journals,
+    store: &Store,
+    runner: &dyn StepRunner,
+    context: Context<'static>,
+    task: &Task,
+) -> Attempted {
+    let params: StepParams = match decode(task) {
+        Ok(params) => params,
+        Err(undecodable) => return undecodable.into(),
+    };
+    let saga = match wanted(journals, store, &params, task.attempts > 0).await {
+        Ok(Some(saga)) => saga,
+        Ok(None) => return Outcome::Done.into(), // decided meanwhile, or gone: there is nothing to do
+        Err(e) => return failed(&e).into(),
+    };
+    let (id, work) = (params.saga, params.work);
+    let cx = StepCx { context, saga, id, work };
+    let ended = match runner.run(&cx).await {
+        Ok(output) if fits(store, &output) => Ok(output),
+        Ok(_) => Err(StepError::unknown(format!("its output is greater than {} bytes", store.max_params()))),
+        Err(e) => Err(e),
+    };
+    let event = match ended {
+        Ok(output) => Event::Done { work: cx.work.clone(), output, by: None },
+        Err(StepError::Ongoing(time)) => return Outcome::Snooze(time).into(),
+        Err(StepError::Failed(failure)) if task.policy.classify(&failure.kind) == Class::Retry => {
+            return Outcome::Failed(Failure { class: Class::Retry, ..failure }).into();
+        }
+        Err(StepError::Refused(error)) => gone_wrong(&cx.work, true, &error),
+        Err(StepError::Unknown(error)) => gone_wrong(&cx.work, false, &error),
+        Err(StepError::Failed(failure)) => gone_wrong(&cx.work, false, &failure.message),
+    };
+    end(journals, &cx, event).await.into()
+}
+
+/// The saga, if it still wants this. What is known here may be out of date: whoever is not wanted, or has failed before, looks again.
+async fn wanted(
+    journals: &Journals,
+    store: &Store,
+    params: &StepParams,
+    fresh: bool,
+) -> Result<Option<Arc<State>>> {
+    if !fresh
+        && let Some(saga) = journals.get(store, &params.saga, false).await?
+        && saga.wants(&params.work)
+    {
+        return Ok(Some(saga));
+    }
+    let saga = journals.get(store, &params.saga, true).await?;
+    Ok(saga.filter(|saga| saga.wants(&params.work)))
+}
+
+fn fits(store: &Store, output: &Value) -> bool {
+    output.is_null() || serde_json::to_string(output).is_ok_and(|json| json.len() <= store.max_params())
+}
+
+fn gone_wrong(work: &Work, refused: bool, error: &str) -> Event {
+    Event::Failed { work: work.clone(), refused, error: crate::task::storable(error, limits::ERROR) }
+}
+
+/// Has an outcome written, and says what becomes of the task: if the saga needs a person because of it, a dead letter.
+async fn end(journals: &Journals, cx: &StepCx, event: Event) -> Outcome {
+    let error = match &event {
+        Event::Failed { error, .. } => Some(error.clone()),
+        _ => None,
+    };
+    match journals.tell(&cx.id, Tell::Event(event)).await {
+        Ok(answer) => match error {
+            Some(error) if answer.state.wants(&cx.work) => Outcome::Fatal(Failure::reject("refused", error)),
+            _ => Outcome::Done,
+        },
+        Err(Error::NotFound { .. }) => Outcome::Done,
+        Err(e) => failed(&e),
+    }
+}
+
+fn failed(e: &Error) -> Outcome {
+    Outcome::Failed(Failure::retry(Kind::ERROR, format!("the saga's journal: {e}")))
+}
+
+/// A step's task was given up: what came of it is not known.
+async fn hear(journals: &Journals, failure: FinalFailure) -> Result<(), Verdict> {
+    let params: StepParams = serde_json::from_value(failure.params)?;
+    let why = serde_json::to_value(failure.reason).ok().and_then(|reason| reason.as_str().map(str::to_owned));
+    let error = failure.error.unwrap_or_else(|| why.clone().unwrap_or_default());
+    let error = format!("{}: {error}", why.unwrap_or_default());
+    match journals.tell(&params.saga, Tell::Event(gone_wrong(&params.work, false, &error))).await {
+        Ok(_) | Err(Error::NotFound { .. } | Error::Conflict { .. }) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+impl Shared {
+    /// The task of some work.
+    pub(super) fn saga_task(
+        &self,
+        id: &str,
+        state: &State,
+        work: &Work,
+        committed: bool,
+        now: Timestamp,
+    ) -> Result<Task> {
+        let definition = &state.flow.definition;
+        let step = work.step.as_deref().and_then(|name| state.flow.place(name)).and_then(|i| state.flow.step(i));
+        let (method, part, own) = match step {
+            Some(step) => {
+                let part = match work.op {
+                    Op::Run => None,
+                    Op::Undo => step.undo_part.clone(),
+                    Op::Confirm => step.confirm_part.clone(),
+                };
+                let own = if work.op == Op::Run { &step.policy } else { &step.undo_policy };
+                (definition.method_of(step), part.or_else(|| step.part.clone()), own.clone())
+            }
+            None => {
+                let with = definition.compensate_with.clone().unwrap_or_default();
+                (definition.compensate_method().unwrap_or_default(), with.part, with.policy)
+            }
+        };
+        let mut policy = match (own, work.op) {
+            (Some(own), _) => own,
+            (None, Op::Run) => (*self.defaults().policy_for(&method)).clone(),
+            (None, Op::Undo | Op::Confirm) => undo_policy(),
+        };
+        policy.on_final_failure = Some(ENDED.into());
+        policy.on_success = None;
+        if let Some(step) = step.filter(|_| work.op == Op::Run) {
+            // What is undone anyway need not lie among the dead letters as well.
+            if !committed && step.undo != UndoKind::Irreversible {
+                policy.on_exhausted = OnExhausted::Drop;
+            }
+            if let Some(deadline) = step.deadline {
+                policy.deadline = Some(now + deadline);
+                policy.timeout = policy.timeout.or(Some(deadline));
+            }
+        }
+        let params = StepParams { saga: id.to_owned(), work: work.clone(), part: part.clone() };
+        let mut new = NewTask::new(method, &params)?.no_key().business(BUSINESS, id).policy(policy);
+        new = if work.op == Op::Undo { new.priority(UNDO_PRIORITY) } else { new };
+        new = part.iter().fold(new, |new, part| new.part(part));
+        self.store.saga_task(new, now)
+    }
+
+    /// The task that stops others.
+    pub(super) fn stop_task(&self, id: &str, work: &[Work], now: Timestamp) -> Result<Task> {
+        let params = StopParams { saga: id.to_owned(), work: work.to_vec() };
+        let policy = Policy { max_attempts: None, ..Policy::default() };
+        self.store.saga_task(NewTask::new(STOP, &params)?.no_key().business(BUSINESS, id).policy(policy), now)
+    }
+
+    /// Cancels the tasks of this work. What runs may still succeed.
+    async fn stop_work(&self, params: &StopParams) -> Result<()> {
+        for task in self.saga_tasks(&params.saga).await? {
+            let is_meant = serde_json::from_str::<StepParams>(&task.params).is_ok_and(|p| params.work.contains(&p.work));
+            if !is_meant {
+                continue;
+            }
+            match self.store.cancel(task.id, self.clock.now()).await {
+                Ok(_) => self.running().cancel(task.id),
+                Err(Error::NotFound { .. }) => {} // it has ended
+                Err(e) => return Err(e),
+            }
+        }
+        self.wake.scanner.notify_one();
+        Ok(())
+    }
+
+    /// The tasks of a saga that wait or run.
+    pub(super) async fn saga_tasks(&self, id: &str) -> Result<Vec<Task>> {
+        let filter = TaskFilter {
+            business_type: Some(BUSINESS.into()),
+            business_id: Some(id.to_owned()),
+            ..TaskFilter::default()
+        };
+        self.store.list(&filter, 1_000).await
+    }
+
+    fn defaults(&self) -> Arc<crate::settings::Defaults> {
+        self.defaults.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
+    /// This saga is to be looked at then.
+    pub(super) fn look_at(&self, at: Timestamp, id: String) {
+        let mut timers = lock(&self.timers);
+        let is_next = timers.first().is_none_or(|(next, _)| at < *next);
+        timers.insert((at, id));
+        if is_next {
+            self.wake.sagas.notify_one();
+        }
+    }
+
+    /// Looks at those whose time has come, as far as we remember.
+    fn look_at_remembered(&self, now: Timestamp) -> Option<Timestamp> {
+        let mut timers = lock(&self.timers);
+        let later = timers.split_off(&(now + Duration::from_millis(1), String::new()));
+        let due: BTreeSet<_> = std::mem::replace(&mut *timers, later);
+        due.into_iter().for_each(|(_, id)| self.journals.look(id));
+        timers.first().map(|(at, _)| *at)
+    }
+
+    /// Looks at all whose time has come; how many there were.
+    pub(super) async fn look_at_due_sagas(&self, now: Timestamp) -> Result<usize> {
+        let mut looked_at = 0;
+        loop {
+            let due = self.store.due_sagas(now, SWEPT).await?;
+            let found = due.len();
+            let looks = due.iter().map(|id| self.journals.tell(id, Tell::Look));
+            let answers = futures_util::future::join_all(looks).await;
+            let done = answers.iter().filter(|answer| answer.as_ref().is_ok_and(|a| a.is_new)).count();
+            looked_at += done;
+            // What is due and cannot be moved on would be found again and again.
+            if found < SWEPT as usize || done == 0 {
+                return Ok(looked_at);
+            }
+        }
+    }
+
+    /// A test may want the process to die here.
+    pub(super) fn journal_moment(&self, when: &'static str) {
+        self.journal_hook.iter().for_each(|hook| (hook.0)(when));
+    }
+}
+
+/// The time, for sagas that wait.
+pub(super) async fn run(shared: Arc<Shared>) {
+    let mut swept = Timestamp::EPOCH;
+    loop {
+        let now = shared.clock.now();
+        let next = shared.look_at_remembered(now);
+        if now.since(swept) >= SWEEP && shared.me.may_work() {
+            swept = now;
+            if let Err(e) = sweep(&shared, now).await {
+                tracing::warn!(error = %e, "sagas whose time has come could not be looked for; trying again");
+            }
+        }
+        let wait = next.map_or(SWEEP, |next| next.since(now)).min(SWEEP);
+        tokio::select! {
+            () = pause(wait) => {}
+            () = shared.wake.sagas.notified() => {}
+            () = shared.stopping.cancelled() => return,
+        }
+    }
+}
+
+/// One node does it for all.
+async fn sweep(shared: &Shared, now: Timestamp) -> Result<()> {
+    let me = shared.me.number().to_string();
+    if shared.store.lock("sagas", &me, SWEEP * 3, now).await?.is_some() {
+        shared.look_at_due_sagas(now).await?;
+    }
+    Ok(())
+}

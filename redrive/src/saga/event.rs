@@ -1,0 +1,249 @@
+//! What is written in a saga's journal.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// What is done to a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Op {
+    /// It is run.
+    Run,
+    /// It is undone.
+    Undo,
+    /// What it has reserved is confirmed.
+    Confirm,
+}
+
+impl Op {
+    /// Its name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Undo => "undo",
+            Self::Confirm => "confirm",
+        }
+    }
+}
+
+/// What is done to which step, in which round: the name of an effect.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Work {
+    /// The step; `None`: the saga as a whole, which one handler undoes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<String>,
+    /// What is done to it.
+    pub op: Op,
+    /// Which time the saga comes past this step, from 1: it may have gone back.
+    #[serde(default = "first", skip_serializing_if = "is_first")]
+    pub round: u32,
+}
+
+fn first() -> u32 {
+    1
+}
+
+fn is_first(round: &u32) -> bool {
+    *round == 1
+}
+
+impl Work {
+    /// The step's name with its round: `hotel`, or `hotel#2` the second time.
+    pub fn place(&self) -> String {
+        let step = self.step.as_deref().unwrap_or("compensate");
+        if self.round == 1 { step.to_owned() } else { format!("{step}#{}", self.round) }
+    }
+}
+
+/// Something that happened to a saga. What is in the journal is never changed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Event {
+    /// It began.
+    Began,
+    /// This is to be done, and may have been from now on.
+    Started {
+        /// What.
+        #[serde(flatten)]
+        work: Work,
+    },
+    /// This is done.
+    Done {
+        /// What.
+        #[serde(flatten)]
+        work: Work,
+        /// What came of it.
+        #[serde(default, skip_serializing_if = "Value::is_null")]
+        output: Value,
+        /// Who says so, if a person does.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
+    },
+    /// This failed for good.
+    Failed {
+        /// What.
+        #[serde(flatten)]
+        work: Work,
+        /// Whether it is known to have had no effect. Otherwise that is not known.
+        refused: bool,
+        /// Why.
+        error: String,
+    },
+    /// A person says that this is to be left out.
+    Skipped {
+        /// What.
+        #[serde(flatten)]
+        work: Work,
+        /// Who.
+        by: String,
+    },
+    /// The time of a wait is up.
+    TimeUp {
+        /// What.
+        #[serde(flatten)]
+        work: Work,
+    },
+    /// It was told something.
+    Signal {
+        /// What the signal is called.
+        name: String,
+        /// What it was told.
+        #[serde(default, skip_serializing_if = "Value::is_null")]
+        payload: Value,
+        /// By whom.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
+    },
+    /// From now on nothing new is begun, and what was done is undone.
+    Rollback {
+        /// Why.
+        why: Why,
+        /// Back to this step, which then begins anew; `None`: all of it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to: Option<String>,
+    },
+    /// It is back at the step it was to go back to: the next round begins.
+    Round,
+    /// Nothing can go wrong any more: what is reserved is to be confirmed.
+    Decided,
+    /// A person wants it to go on instead of back. What had failed or was undone begins anew.
+    Forward {
+        /// Who.
+        by: String,
+    },
+    /// A person has given it another input, which counts from the next attempts on.
+    Input {
+        /// The input.
+        input: Value,
+        /// Who.
+        by: String,
+    },
+    /// It has ended.
+    Ended {
+        /// How.
+        state: SagaState,
+        /// Who ended it, if a person did.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
+    },
+}
+
+/// Why a saga is undone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Why {
+    /// A step failed.
+    Failed {
+        /// Which.
+        step: String,
+        /// How.
+        error: String,
+    },
+    /// The time of this wait or reservation is up.
+    TimeUp {
+        /// Which.
+        step: String,
+    },
+    /// The saga's own time is up.
+    Deadline,
+    /// Somebody wanted it.
+    Asked {
+        /// Who.
+        by: String,
+        /// What they said.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        note: Option<String>,
+    },
+}
+
+/// How a saga stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SagaState {
+    /// Steps are under way.
+    Running,
+    /// It waits for a time or a signal, and nothing else is under way.
+    Waiting,
+    /// It is being undone.
+    Compensating,
+    /// It cannot go on, nor back, without a person.
+    Stuck,
+    /// All is done.
+    Succeeded,
+    /// All that was done is undone.
+    Compensated,
+    /// It was undone, but for what could not be, or was left out.
+    CompensatedWithGaps,
+    /// It failed, and nothing had to be undone.
+    Failed,
+    /// A person ended it; nothing was undone.
+    Killed,
+}
+
+impl SagaState {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Running,
+        Self::Waiting,
+        Self::Compensating,
+        Self::Stuck,
+        Self::Succeeded,
+        Self::Compensated,
+        Self::CompensatedWithGaps,
+        Self::Failed,
+        Self::Killed,
+    ];
+
+    /// Its name in the database and the API.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Waiting => "waiting",
+            Self::Compensating => "compensating",
+            Self::Stuck => "stuck",
+            Self::Succeeded => "succeeded",
+            Self::Compensated => "compensated",
+            Self::CompensatedWithGaps => "compensated_with_gaps",
+            Self::Failed => "failed",
+            Self::Killed => "killed",
+        }
+    }
+
+    /// By its name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.as_str() == name)
+    }
+
+    /// Whether nothing more happens.
+    pub const fn is_final(self) -> bool {
+        !matches!(self, Self::Running | Self::Waiting | Self::Compensating | Self::Stuck)
+    }
+}
+
+impl std::fmt::Display for SagaState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

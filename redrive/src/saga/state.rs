@@ -1,0 +1,514 @@
+//! How a saga stands, as its journal tells: a fold over events that refuses what cannot have happened.
+//!
+//! *State.* Of each step, in which round it is and how far its run, its undo and its confirmation are. Of the saga, whether it is
+//! past the point of no return, whether it goes back and how far, the signals that nobody has taken yet, and how it ended.
+//!
+//! *Invariants.* Nothing happens after the end. What is started was not done, and what is done was started. Nothing is undone
+//! that had no effect, and nothing once the saga is past its point of no return. An outcome that comes twice is
+//! [`Illegal::Known`]: whoever brings it has nothing more to do.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::clock::Timestamp;
+
+use super::definition::{Flow, StepDef, StepKind, Steps, UndoKind};
+use super::event::{Event, Op, SagaState, Why, Work};
+
+/// How far something is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Doing {
+    #[default]
+    Idle,
+    /// From when on it may have taken effect.
+    Started,
+    Done,
+    /// A person left it out.
+    Skipped,
+    /// It failed without effect.
+    Refused(String),
+    /// It failed, and may have had an effect.
+    Unknown(String),
+}
+
+impl Doing {
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self, Self::Done | Self::Skipped)
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        matches!(self, Self::Refused(_) | Self::Unknown(_))
+    }
+
+    /// Whether an outcome of it is still wanted.
+    fn is_open(&self) -> bool {
+        *self == Self::Started || self.has_failed()
+    }
+}
+
+/// How far a step is.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct StepState {
+    pub(crate) round: u32,
+    /// When it was started, among all; 0: not yet.
+    pub(crate) order: u32,
+    /// When its run was started, and when that was done.
+    pub(crate) started_at: Timestamp,
+    pub(crate) done_at: Timestamp,
+    pub(crate) run: Doing,
+    pub(crate) undo: Doing,
+    pub(crate) confirm: Doing,
+    pub(crate) output: Option<Arc<Value>>,
+}
+
+impl StepState {
+    fn new(round: u32) -> Self {
+        Self {
+            round,
+            order: 0,
+            started_at: Timestamp::EPOCH,
+            done_at: Timestamp::EPOCH,
+            run: Doing::Idle,
+            undo: Doing::Idle,
+            confirm: Doing::Idle,
+            output: None,
+        }
+    }
+
+    pub(crate) fn of(&self, op: Op) -> &Doing {
+        match op {
+            Op::Run => &self.run,
+            Op::Undo => &self.undo,
+            Op::Confirm => &self.confirm,
+        }
+    }
+
+    fn of_mut(&mut self, op: Op) -> &mut Doing {
+        match op {
+            Op::Run => &mut self.run,
+            Op::Undo => &mut self.undo,
+            Op::Confirm => &mut self.confirm,
+        }
+    }
+
+    /// Whether there is, or may be, something to undo.
+    pub(crate) fn may_have_happened(&self) -> bool {
+        matches!(self.run, Doing::Done | Doing::Unknown(_))
+    }
+}
+
+/// Where a saga goes back to.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Back {
+    /// `None`: all the way.
+    pub(crate) to: Option<usize>,
+}
+
+/// A saga, as far as it has come.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct State {
+    pub(crate) flow: Arc<Flow>,
+    /// How many events there were.
+    pub(crate) seq: i64,
+    pub(crate) began_at: Timestamp,
+    pub(crate) input: Arc<Value>,
+    pub(crate) steps: Vec<StepState>,
+    /// The one handler that undoes the whole.
+    pub(crate) whole: Doing,
+    /// It only goes forward.
+    pub(crate) committed: bool,
+    pub(crate) back: Option<Back>,
+    pub(crate) signals: Vec<(String, Arc<Value>)>,
+    pub(crate) ended: Option<SagaState>,
+    round: u32,
+    starts: u32,
+}
+
+/// Why an event cannot be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Illegal {
+    /// It is known already: there is nothing to do.
+    Known,
+    /// It cannot have happened, or cannot be wanted, as the saga stands.
+    Not(String),
+}
+
+fn not(why: impl Into<String>) -> Illegal {
+    Illegal::Not(why.into())
+}
+
+type Applied = Result<(), Illegal>;
+
+impl State {
+    /// Before anything has happened.
+    pub(crate) fn new(flow: Arc<Flow>, input: Arc<Value>) -> Self {
+        let steps = flow.steps().iter().map(|_| StepState::new(1)).collect();
+        Self {
+            flow,
+            seq: 0,
+            began_at: Timestamp::EPOCH,
+            input,
+            steps,
+            whole: Doing::Idle,
+            committed: false,
+            back: None,
+            signals: Vec::new(),
+            ended: None,
+            round: 1,
+            starts: 0,
+        }
+    }
+
+    /// One event further, or why not. What was refused has changed nothing.
+    pub(crate) fn apply(&mut self, event: &Event, at: Timestamp) -> Applied {
+        match (self.seq, event) {
+            (0, Event::Began) => self.began_at = at,
+            (0, _) => return Err(not("it has not begun")),
+            (_, Event::Began) => return Err(Illegal::Known),
+            _ if self.ended.is_some() => return Err(Illegal::Known),
+            _ => self.apply_later(event, at)?,
+        }
+        self.seq += 1;
+        Ok(())
+    }
+
+    fn apply_later(&mut self, event: &Event, at: Timestamp) -> Applied {
+        match event {
+            Event::Began => Err(Illegal::Known),
+            Event::Started { work } => self.started(work, at),
+            Event::Done { work, output, .. } => self.done(work, output, at),
+            Event::Failed { work, refused, error } => self.failed(work, *refused, error),
+            Event::Skipped { work, .. } => self.skipped(work),
+            Event::TimeUp { work } => self.time_up(work),
+            Event::Signal { name, payload, .. } => self.signal(name, payload),
+            Event::Rollback { to, .. } => self.rollback(to.as_deref()),
+            Event::Round => self.next_round(),
+            Event::Decided => self.decided(),
+            Event::Forward { .. } => self.forward(),
+            Event::Input { input, .. } => {
+                self.input = Arc::new(input.clone());
+                Ok(())
+            }
+            Event::Ended { state, .. } => {
+                self.ended = Some(*state);
+                Ok(())
+            }
+        }
+    }
+
+    /// How far some work is, if it is of this round.
+    fn at(&self, work: &Work) -> Option<&Doing> {
+        let Some(name) = &work.step else { return Some(&self.whole) };
+        let step = self.flow.place(name).and_then(|i| self.steps.get(i))?;
+        (step.round == work.round).then(|| step.of(work.op))
+    }
+
+    /// The same, to be changed; an error if it is of another round, or of no step.
+    fn doing(&mut self, work: &Work) -> Result<&mut Doing, Illegal> {
+        let Some(name) = &work.step else { return Ok(&mut self.whole) };
+        let step = self.flow.place(name).and_then(|i| self.steps.get_mut(i));
+        let step = step.ok_or_else(|| not(format!("there is no step {name:?}")))?;
+        if step.round != work.round {
+            return Err(Illegal::Known); // it has gone back since
+        }
+        Ok(step.of_mut(work.op))
+    }
+
+    fn place(&self, work: &Work) -> Option<usize> {
+        self.flow.place(work.step.as_deref()?)
+    }
+
+    fn started(&mut self, work: &Work, at: Timestamp) -> Applied {
+        let startable = match (self.place(work), work.op) {
+            (Some(i), Op::Run) => self.back.is_none() && self.is_ready(i),
+            (Some(i), Op::Undo) => self.back.is_some() && self.steps.get(i).is_some_and(StepState::may_have_happened),
+            (Some(i), Op::Confirm) => self.committed && self.steps.get(i).is_some_and(|s| s.run == Doing::Done),
+            (None, op) => op == Op::Undo && self.back.is_some(),
+        };
+        let doing = self.doing(work)?;
+        let again = doing.has_failed();
+        if !(startable && (*doing == Doing::Idle || again)) {
+            return Err(not(format!("{} cannot be started", work.place())));
+        }
+        *doing = Doing::Started;
+        if let (Some(i), Op::Run) = (self.place(work), work.op) {
+            self.starts += 1;
+            let order = self.starts;
+            if let Some(step) = self.steps.get_mut(i) {
+                (step.order, step.started_at) = (order, at);
+            }
+        }
+        Ok(())
+    }
+
+    fn done(&mut self, work: &Work, output: &Value, at: Timestamp) -> Applied {
+        let doing = self.doing(work)?;
+        if !doing.is_open() {
+            return Err(Illegal::Known);
+        }
+        *doing = Doing::Done;
+        let (Some(i), Op::Run) = (self.place(work), work.op) else { return Ok(()) };
+        if let Some(step) = self.steps.get_mut(i) {
+            step.output = Some(Arc::new(output.clone()));
+            step.done_at = at;
+        }
+        if let Some(StepKind::WaitFor { signal, .. }) = self.flow.step(i).map(|step| &step.kind)
+            && let Some(taken) = self.signals.iter().position(|(name, _)| name == signal)
+        {
+            self.signals.remove(taken);
+        }
+        if self.flow.pivot == Some(i) {
+            (self.committed, self.back) = (true, None);
+        }
+        Ok(())
+    }
+
+    fn failed(&mut self, work: &Work, refused: bool, error: &str) -> Applied {
+        let doing = self.doing(work)?;
+        if *doing != Doing::Started {
+            return Err(Illegal::Known);
+        }
+        *doing = if refused { Doing::Refused(error.to_owned()) } else { Doing::Unknown(error.to_owned()) };
+        // Whether the point of no return is passed is not known: that is for a person, whoever wanted to go back.
+        let pivot = self.place(work).filter(|i| self.flow.pivot == Some(*i) && work.op == Op::Run);
+        if pivot.is_some_and(|i| self.is_undecidable(i)) {
+            self.back = None;
+        }
+        Ok(())
+    }
+
+    fn skipped(&mut self, work: &Work) -> Applied {
+        let doing = self.doing(work)?;
+        if !doing.is_open() {
+            return Err(not(format!("{} is not under way and has not failed", work.place())));
+        }
+        *doing = Doing::Skipped;
+        if work.op == Op::Run && self.flow.pivot.is_some() && self.place(work) == self.flow.pivot && self.back.is_none()
+        {
+            self.committed = true;
+        }
+        Ok(())
+    }
+
+    fn time_up(&mut self, work: &Work) -> Applied {
+        let waits = self.place(work).and_then(|i| self.flow.step(i)).is_some_and(|step| !step.is_called());
+        let doing = self.doing(work)?;
+        if !waits || *doing != Doing::Started {
+            return Err(Illegal::Known);
+        }
+        *doing = Doing::Refused("time is up".into());
+        Ok(())
+    }
+
+    fn signal(&mut self, name: &str, payload: &Value) -> Applied {
+        let is_it = |step: &StepDef| matches!(&step.kind, StepKind::WaitFor { signal, .. } if signal == name);
+        if !self.flow.steps().iter().any(is_it) {
+            return Err(not(format!("no step waits for {name:?}")));
+        }
+        self.signals.push((name.to_owned(), Arc::new(payload.clone())));
+        Ok(())
+    }
+
+    fn rollback(&mut self, to: Option<&str>) -> Applied {
+        if self.committed {
+            return Err(not("it is past its point of no return"));
+        }
+        let to = to.and_then(|name| self.flow.place(name));
+        match &self.back {
+            Some(Back { to: None }) => return Err(Illegal::Known),
+            Some(_) if to.is_some() => return Err(not("it goes back already")),
+            _ => self.back = Some(Back { to }),
+        }
+        Ok(())
+    }
+
+    fn next_round(&mut self) -> Applied {
+        let Some(Back { to: Some(to) }) = self.back else { return Err(not("it does not go back to a step")) };
+        if !self.is_undone() {
+            return Err(not("not all is undone"));
+        }
+        self.round += 1;
+        let again = self.flow.from_on(to);
+        self.forget_signals(again);
+        let round = self.round;
+        self.steps.iter_mut().enumerate().filter(|(i, _)| has(again, *i)).for_each(|(_, s)| *s = StepState::new(round));
+        self.back = None;
+        Ok(())
+    }
+
+    /// What was said before the new round is not meant for it.
+    fn forget_signals(&mut self, again: Steps) {
+        let of_these = |(i, step): (usize, &StepDef)| match &step.kind {
+            StepKind::WaitFor { signal, .. } if has(again, i) => Some(signal.clone()),
+            _ => None,
+        };
+        let stale: Vec<String> = self.flow.steps().iter().enumerate().filter_map(of_these).collect();
+        self.signals.retain(|(name, _)| !stale.contains(name));
+    }
+
+    fn decided(&mut self) -> Applied {
+        if self.committed || self.back.is_some() || !self.steps.iter().all(|s| s.run.is_over()) {
+            return Err(not("not all steps are done"));
+        }
+        self.committed = true;
+        Ok(())
+    }
+
+    /// What was undone begins anew; what had failed is tried again under its old name, as it may have had an effect.
+    fn forward(&mut self) -> Applied {
+        let busy = |s: &StepState| s.undo == Doing::Started || (self.back.is_some() && s.run == Doing::Started);
+        if self.whole != Doing::Idle || self.steps.iter().enumerate().any(|(i, s)| self.is_called(i) && busy(s)) {
+            return Err(not("something is still being stopped or undone"));
+        }
+        if self.back.is_none() && !self.steps.iter().any(|s| s.run.has_failed()) {
+            return Err(not("it does go forward"));
+        }
+        self.round += 1;
+        let round = self.round;
+        for step in &mut self.steps {
+            if step.undo.is_over() {
+                *step = StepState::new(round);
+            }
+            if step.run.has_failed() {
+                step.run = Doing::Idle;
+            }
+            if step.undo.has_failed() {
+                step.undo = Doing::Idle;
+            }
+        }
+        self.back = None;
+        Ok(())
+    }
+
+    fn is_called(&self, i: usize) -> bool {
+        self.flow.step(i).is_some_and(StepDef::is_called)
+    }
+
+    /// Whether all that it waits for is done.
+    pub(crate) fn is_ready(&self, i: usize) -> bool {
+        let after = self.flow.after.get(i).copied().unwrap_or(0);
+        self.steps.iter().enumerate().all(|(j, step)| !has(after, j) || step.run.is_over())
+    }
+
+    /// It may have happened, and cannot be undone: whether to go on or back is for a person.
+    pub(crate) fn is_undecidable(&self, i: usize) -> bool {
+        let irreversible = self.flow.step(i).is_some_and(|step| step.undo == UndoKind::Irreversible);
+        irreversible && !self.committed && matches!(self.steps.get(i).map(|s| &s.run), Some(Doing::Unknown(_)))
+    }
+
+    /// The steps that are to be undone, if it goes back.
+    pub(crate) fn scope(&self) -> Steps {
+        match &self.back {
+            Some(Back { to: Some(to) }) => self.flow.from_on(*to),
+            Some(Back { to: None }) => Steps::MAX,
+            None => 0,
+        }
+    }
+
+    /// Whether nothing is left to be undone of a step: because it is, or because nothing had to be, or can be.
+    pub(crate) fn is_settled(&self, i: usize) -> bool {
+        let (Some(def), Some(step)) = (self.flow.step(i), self.steps.get(i)) else { return true };
+        if !has(self.scope(), i) || !def.is_called() {
+            return true;
+        }
+        let whole = self.flow.definition.compensate_with.is_some();
+        step.run != Doing::Started && (!self.needs_undo(i) || step.undo.is_over() || whole)
+    }
+
+    /// Whether it has to be undone, now or when that is known.
+    pub(crate) fn needs_undo(&self, i: usize) -> bool {
+        let compensates = self.flow.step(i).is_some_and(|def| def.is_called() && def.undo == UndoKind::Compensate);
+        compensates && self.steps.get(i).is_some_and(StepState::may_have_happened)
+    }
+
+    /// Whether all that had to be undone is.
+    pub(crate) fn is_undone(&self) -> bool {
+        let whole = self.flow.definition.compensate_with.is_some();
+        let wanted = whole && (0..self.steps.len()).any(|i| self.needs_undo(i));
+        (0..self.steps.len()).all(|i| self.is_settled(i)) && (!wanted || self.whole.is_over())
+    }
+
+    /// Whether something that happened was not undone.
+    pub(crate) fn has_gaps(&self) -> bool {
+        let is_gap = |(i, step): (usize, &StepState)| {
+            let irreversible = self.flow.step(i).is_some_and(|def| def.undo == UndoKind::Irreversible);
+            step.undo == Doing::Skipped || (irreversible && step.may_have_happened())
+        };
+        self.whole == Doing::Skipped || self.steps.iter().enumerate().any(is_gap)
+    }
+
+    /// Whether a person is needed.
+    fn is_stuck(&self) -> bool {
+        let stuck = |(i, s): (usize, &StepState)| {
+            let run = s.run.has_failed() && (self.committed || (self.back.is_none() && self.is_undecidable(i)));
+            run || (self.back.is_some() && s.undo.has_failed()) || s.confirm.has_failed()
+        };
+        self.whole.has_failed() || self.steps.iter().enumerate().any(stuck)
+    }
+
+    /// How it stands, in one word.
+    pub(crate) fn word(&self) -> SagaState {
+        let waits = |(i, s): (usize, &StepState)| s.run == Doing::Started && !self.is_called(i);
+        let busy = |(i, s): (usize, &StepState)| {
+            self.is_called(i) && s.run == Doing::Started || s.confirm == Doing::Started
+        };
+        let mut steps = self.steps.iter().enumerate();
+        match self.ended {
+            Some(end) => end,
+            None if self.is_stuck() => SagaState::Stuck,
+            None if self.back.is_some() => SagaState::Compensating,
+            None if steps.clone().any(waits) && !steps.any(busy) => SagaState::Waiting,
+            None => SagaState::Running,
+        }
+    }
+
+    /// Whether this is still to be done: it is under way, or a person has brought it back after it failed.
+    pub(crate) fn wants(&self, work: &Work) -> bool {
+        let forward = work.op != Op::Run || self.back.is_none() || self.place(work) == self.flow.pivot;
+        let back = work.op != Op::Undo || self.back.is_some();
+        self.ended.is_none() && forward && back && self.at(work).is_some_and(Doing::is_open)
+    }
+
+    /// What would be tried again: all that has failed and needs a person.
+    pub(crate) fn stuck_work(&self) -> Vec<Work> {
+        let mut all = Vec::new();
+        for (def, step) in self.flow.steps().iter().zip(&self.steps) {
+            for op in [Op::Run, Op::Undo, Op::Confirm] {
+                let work = Work { step: Some(def.name.clone()), op, round: step.round };
+                if step.of(op).has_failed() && self.wants(&work) {
+                    all.push(work);
+                }
+            }
+        }
+        if self.whole.has_failed() {
+            all.push(Work { step: None, op: Op::Undo, round: 1 });
+        }
+        all
+    }
+
+    /// What a person means who names a step and not what is done to it.
+    pub(crate) fn open_work(&self, name: &str) -> Option<Work> {
+        let i = self.flow.place(name)?;
+        let step = self.steps.get(i)?;
+        let ops = [Op::Undo, Op::Confirm, Op::Run].into_iter();
+        let op = ops.filter(|op| *op != Op::Undo || self.back.is_some()).find(|op| step.of(*op).is_open())?;
+        Some(Work { step: Some(name.to_owned()), op, round: step.round })
+    }
+
+    /// The output of a step that is done.
+    pub(crate) fn output(&self, name: &str) -> Option<&Arc<Value>> {
+        let step = self.flow.place(name).and_then(|i| self.steps.get(i))?;
+        step.output.as_ref()
+    }
+
+    /// Why it goes back, if a step's failure is the reason.
+    pub(crate) fn why_back(&self, i: usize, error: &str) -> Why {
+        let step = self.flow.step(i).map(|step| step.name.clone()).unwrap_or_default();
+        if self.is_called(i) { Why::Failed { step, error: error.to_owned() } } else { Why::TimeUp { step } }
+    }
+}
+
+pub(crate) fn has(steps: Steps, i: usize) -> bool {
+    steps >> i & 1 == 1
+}

@@ -1,0 +1,478 @@
+//! Sagas and their journals: see [`saga`](crate::saga). What is written was decided there; here it is written, if the saga is still as it
+//! was when that was decided.
+//!
+//! *State.* `redrive_saga.seq` is the number of the last event in `redrive_saga_event`. `updated_at` says since when the saga has been
+//! in its state. `driver_id` names the last write: a name that no other has.
+//!
+//! *Invariants.* The events of one write, the tasks that they ask for and the row's new `seq` are one transaction, and the row moves only
+//! from the `seq` that the writer knew. Many sagas' writes share a transaction; each is won or lost by itself.
+//!
+//! *Failure.* If the answer to a commit is lost, the write's name in the row says that it was written.
+
+use std::collections::{HashMap, HashSet};
+
+use serde::Serialize;
+use serde_json::Value as Json;
+
+use crate::clock::Timestamp;
+use crate::crypt::{is_sealed, open};
+use crate::error::{Error, Result};
+use crate::id::TaskId;
+use crate::new_task::{Maker, NewTask};
+use crate::saga::{Definition, Event, SagaState};
+use crate::task::{KeyHash, Task};
+
+use super::Store;
+use super::audit::{AuditEntry, Record};
+use super::db::{Columns, Connection, Dialect, Row, Value, query};
+use super::insert::insert_follow_ups;
+use super::layout::Tables;
+use super::pool::Use;
+use super::retry::{Scope, retrying};
+use super::row::{Listed, insert_rows, joined_on};
+use super::search::Conditions;
+
+/// One saga's part of a write.
+#[derive(Debug)]
+pub(crate) struct Append {
+    pub(crate) id: String,
+    /// What it is, if it begins with this.
+    pub(crate) begins: Option<Begins>,
+    /// The number of the last event before this.
+    pub(crate) was: i64,
+    pub(crate) state: SagaState,
+    /// Since when it is in that state.
+    pub(crate) since: Timestamp,
+    /// When it must be looked at again.
+    pub(crate) look_at: Option<Timestamp>,
+    /// What is new in the journal.
+    pub(crate) events: Vec<String>,
+    pub(crate) tasks: Vec<Task>,
+    /// What people did, for the audit.
+    pub(crate) audits: Vec<AuditEntry>,
+}
+
+/// What a new saga is.
+#[derive(Clone, Debug)]
+pub(crate) struct Begins {
+    pub(crate) name: String,
+    pub(crate) definition: String,
+    pub(crate) input: String,
+    pub(crate) input_hash: KeyHash,
+}
+
+/// A saga with its journal.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct SagaRecord {
+    /// What is known at a glance.
+    #[serde(flatten)]
+    pub summary: SagaSummary,
+    /// What it consists of.
+    pub definition: Definition,
+    /// What it was started with.
+    pub input: Json,
+    /// What has happened to it.
+    pub journal: Vec<Journaled>,
+    /// What `input_hash` has.
+    #[serde(skip)]
+    pub(crate) input_hash: [u8; 16],
+}
+
+/// An event in a journal.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Journaled {
+    /// Its number, from 1.
+    pub seq: i64,
+    /// When.
+    pub at: Timestamp,
+    /// What.
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// A saga at a glance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct SagaSummary {
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// How it stands.
+    pub state: SagaState,
+    /// How many events its journal has.
+    pub seq: i64,
+    /// When it was started.
+    pub created_at: Timestamp,
+    /// Since when it has been in its state.
+    pub since: Timestamp,
+    /// When it goes on by itself, if it waits for a time.
+    pub look_at: Option<Timestamp>,
+}
+
+/// Which sagas to list. All that is given must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SagaFilter {
+    /// In one of these states.
+    pub state: Option<SagaState>,
+    /// Of this name.
+    pub name: Option<String>,
+    /// Whose id begins so.
+    pub id_prefix: Option<String>,
+    /// The page after this one: time and id of the last saga of the page before ([`SagaFilter::page_after`]).
+    pub after: Option<(Timestamp, String)>,
+}
+
+impl SagaFilter {
+    /// The page after the one that ends with this saga.
+    #[must_use]
+    pub fn page_after(mut self, last: &SagaSummary) -> Self {
+        let at = if self.state.is_some() { last.since } else { last.created_at };
+        self.after = Some((at, last.id.clone()));
+        self
+    }
+}
+
+const SUMMARY: &str = "id, name, state, seq, created_at, updated_at, deadline";
+const ROWS: [&str; 10] = [
+    "id", "seq", "driver_id", "created_at", "updated_at", "deadline", "state", "name", "input_hash", "definition",
+];
+
+impl Store {
+    /// Writes what many sagas have come to, and the tasks that follow, in one transaction. Says of each whether it was written; if not,
+    /// somebody else was faster.
+    pub(crate) async fn append_sagas(&self, appends: &[Append], now: Timestamp) -> Result<Vec<bool>> {
+        let name = self.new_id(Some(0), now);
+        let ids: Vec<TaskId> = appends.iter().flat_map(|a| &a.tasks).map(|task| task.id).collect();
+        let tables = self.make_room(&ids).await?;
+        let records: Vec<Vec<Record>> =
+            appends.iter().map(|a| a.audits.iter().map(|entry| self.record(entry.clone(), now)).collect()).collect();
+        let doing = describe(appends);
+        let written = retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, tried| {
+            if tried > 0 {
+                let before = written_by(c, appends, name).await?;
+                if !before.is_empty() {
+                    return Ok(before);
+                }
+            }
+            append_once(c, &tables, appends, &records, name, now).await
+        });
+        let written = self.learn_from(written).await?;
+        Ok(appends.iter().map(|a| written.contains(&a.id)).collect())
+    }
+
+    /// A saga, with its journal.
+    pub async fn saga(&self, id: &str) -> Result<Option<SagaRecord>> {
+        Ok(self.load_sagas(&[id]).await?.pop())
+    }
+
+    /// Several.
+    pub(crate) async fn load_sagas(&self, ids: &[&str]) -> Result<Vec<SagaRecord>> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let stored = retrying!(self.pools(), Use::Read, Scope::Statement, "reading sagas", |c, _| read_many(c, ids).await)?;
+        stored.into_iter().map(|stored| self.unsealed(stored)).collect()
+    }
+
+    /// Sagas at a glance, one page at a time: those of a state by when they came to it, else all by when they were started, the
+    /// latest first.
+    pub async fn sagas(&self, filter: &SagaFilter, limit: u32) -> Result<Vec<SagaSummary>> {
+        let at = if filter.state.is_some() { "updated_at" } else { "created_at" };
+        let mut all = Conditions::default();
+        all.equal("state", filter.state.map(SagaState::as_str));
+        all.equal("name", filter.name.as_deref());
+        if let Some(prefix) = &filter.id_prefix {
+            all.add(format!("SUBSTR(id, 1, {}) = ?", prefix.chars().count()), prefix.as_str());
+        }
+        if let Some((time, id)) = &filter.after {
+            let values = vec![(*time).into(), (*time).into(), id.as_str().into()];
+            all.add_all(format!("({at} < ? OR ({at} = ? AND id < ?))"), values);
+        }
+        let read = all.query(&format!("SELECT {SUMMARY} FROM redrive_saga"), &format!("ORDER BY {at} DESC, id DESC LIMIT ?"));
+        let read = read.bind(limit);
+        retrying!(self.pools(), Use::Read, Scope::Statement, "listing sagas", |c, _| {
+            c.rows(read.clone()).await?.iter().map(|row| read_summary(&mut row.columns())).collect()
+        })
+    }
+
+    /// How many sagas have not ended, by their state; of each state at most [`MOST_EXACT`](super::MOST_EXACT).
+    pub async fn count_sagas(&self) -> Result<Vec<(SagaState, u64)>> {
+        let states = SagaState::ALL.into_iter().filter(|state| !state.is_final());
+        let mut counts = Vec::new();
+        for state in states {
+            let sql = "SELECT COUNT(*) FROM (SELECT 1 AS one FROM redrive_saga WHERE state = ? LIMIT ?) AS some";
+            let n = retrying!(self.pools(), Use::Read, Scope::Statement, "counting sagas", |c, _| {
+                let count = query(sql).bind(state.as_str()).bind(i64::try_from(super::MOST_EXACT).unwrap_or(i64::MAX));
+                c.row(count).await?.map_or(Ok(0), |row| row.int())
+            })?;
+            counts.push((state, n.unsigned_abs()));
+        }
+        Ok(counts)
+    }
+
+    /// Sagas whose time to be looked at has come.
+    pub(crate) async fn due_sagas(&self, now: Timestamp, limit: u32) -> Result<Vec<String>> {
+        let sql = "SELECT id FROM redrive_saga WHERE deadline <= ? ORDER BY deadline LIMIT ?";
+        retrying!(self.pools(), Use::Read, Scope::Statement, "looking for sagas whose time has come", |c, _| {
+            let rows = c.rows(query(sql).bind(now).bind(limit)).await?;
+            rows.iter().map(|row| row.columns().text().map(str::to_owned)).collect()
+        })
+    }
+
+    /// When the next saga is to be looked at.
+    pub(crate) async fn next_due_saga(&self) -> Result<Option<Timestamp>> {
+        let sql = "SELECT deadline FROM redrive_saga WHERE deadline IS NOT NULL ORDER BY deadline LIMIT 1";
+        retrying!(self.pools(), Use::Read, Scope::Statement, "looking for the next saga", |c, _| {
+            Ok(c.row(query(sql)).await?.map(|row| row.int()).transpose()?.map(Timestamp::from_millis))
+        })
+    }
+
+    /// Removes sagas that ended before this time, with their journals; how many.
+    pub async fn remove_sagas(&self, before: Timestamp, limit: u32) -> Result<u64> {
+        let mut removed = 0;
+        for state in SagaState::ALL.into_iter().filter(|state| state.is_final()) {
+            removed += retrying!(self.pools(), Use::Write, Scope::Transaction, "removing old sagas", |c, _| {
+                let old = query("SELECT id FROM redrive_saga WHERE state = ? AND updated_at < ? LIMIT ?");
+                let rows = c.rows(old.bind(state.as_str()).bind(before).bind(limit)).await?;
+                for row in &rows {
+                    let id = row.columns().text()?;
+                    c.execute(query("DELETE FROM redrive_saga_event WHERE saga_id = ?").bind(id)).await?;
+                    c.execute(query("DELETE FROM redrive_saga WHERE id = ?").bind(id)).await?;
+                }
+                Ok(rows.len() as u64)
+            })?;
+        }
+        Ok(removed)
+    }
+
+    /// A task of a saga. Its params name work and have nothing in them to be encrypted.
+    pub(crate) fn saga_task(&self, new: NewTask, now: Timestamp) -> Result<Task> {
+        new.into_task(&Maker { keyring: None, ..self.maker() }, now)
+    }
+
+    /// Most bytes of an input or an output.
+    pub(crate) fn max_params(&self) -> usize {
+        self.options().max_params
+    }
+
+    /// As it is stored: encrypted, if everything is.
+    pub(crate) fn seal_saga(&self, id: &str, json: String) -> Result<String> {
+        match self.keyring().filter(|ring| ring.encrypts_all()) {
+            Some(ring) => ring.seal(id, &json),
+            None => Ok(json),
+        }
+    }
+
+    fn unsealed(&self, stored: Stored) -> Result<SagaRecord> {
+        let id = &stored.summary.id;
+        let plain = |text: String| match is_sealed(&text) {
+            false => Ok(text),
+            true => open(self.keyring(), id, &text).map_err(|why| unreadable(id, &why)),
+        };
+        let broken = |e: serde_json::Error| unreadable(id, &e.to_string());
+        let definition = serde_json::from_str(&stored.definition).map_err(broken)?;
+        let input = serde_json::from_str(&plain(stored.input)?).map_err(broken)?;
+        let mut journal = Vec::with_capacity(stored.events.len());
+        for (seq, at, event) in stored.events {
+            journal.push(Journaled { seq, at, event: serde_json::from_str(&plain(event)?).map_err(broken)? });
+        }
+        Ok(SagaRecord { summary: stored.summary, definition, input, journal, input_hash: stored.input_hash })
+    }
+}
+
+fn unreadable(id: &str, why: &str) -> Error {
+    Error::Conflict { doing: "read saga", id: id.to_owned(), why: why.to_owned() }
+}
+
+fn describe(appends: &[Append]) -> String {
+    match appends {
+        [one] => format!("writing the journal of saga {}", one.id),
+        [first, rest @ ..] => format!("writing the journals of saga {} and {} more", first.id, rest.len()),
+        [] => "writing no journal".into(),
+    }
+}
+
+async fn append_once(
+    c: &mut Connection<'_>,
+    tables: &Tables,
+    appends: &[Append],
+    records: &[Vec<Record>],
+    name: TaskId,
+    now: Timestamp,
+) -> sqlx::Result<HashSet<String>> {
+    let (begin, go_on): (Vec<&Append>, Vec<&Append>) = appends.iter().partition(|a| a.begins.is_some());
+    let mut written = insert_sagas(c, &begin, name, now).await?;
+    written.extend(move_sagas(c, &go_on, name).await?);
+    let won = || appends.iter().filter(|a| written.contains(&a.id));
+    insert_events(c, won(), now).await?;
+    let tasks: Vec<Task> = won().flat_map(|a| a.tasks.iter().cloned()).collect();
+    if !tasks.is_empty() {
+        insert_follow_ups(c, tables, &tasks, now).await?;
+    }
+    for (a, records) in appends.iter().zip(records) {
+        for record in records.iter().filter(|_| written.contains(&a.id)) {
+            record.write(c, now).await?;
+        }
+    }
+    Ok(written)
+}
+
+/// New sagas, but those whose ids are taken.
+async fn insert_sagas(
+    c: &mut Connection<'_>,
+    begin: &[&Append],
+    name: TaskId,
+    now: Timestamp,
+) -> sqlx::Result<HashSet<String>> {
+    if begin.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let row = |a: &&Append| -> Option<Vec<Value<'_>>> {
+        let b = a.begins.as_ref()?;
+        let last = a.events.len() as i64;
+        Some(vec![
+            a.id.clone().into(),
+            last.into(),
+            name.into(),
+            now.into(),
+            a.since.into(),
+            a.look_at.into(),
+            a.state.as_str().into(),
+            b.name.clone().into(),
+            b.input_hash.into(),
+            b.definition.clone().into(),
+            b.input.clone().into(),
+        ])
+    };
+    let rows = begin.iter().filter_map(row).collect();
+    let columns: Vec<&str> = ROWS.into_iter().chain(["input"]).collect();
+    if c.dialect() == Dialect::MySql {
+        // It does not say which it has inserted; the rows do.
+        insert_rows(c, "redrive_saga", &columns, rows, "ON DUPLICATE KEY UPDATE seq = seq", &[]).await?;
+        return named(c, begin, name).await;
+    }
+    let suffix = "ON CONFLICT (id) DO NOTHING RETURNING id";
+    ids(&insert_rows(c, "redrive_saga", &columns, rows, suffix, &[]).await?)
+}
+
+/// Moves those on that are still where they were thought to be.
+async fn move_sagas(c: &mut Connection<'_>, go_on: &[&Append], name: TaskId) -> sqlx::Result<HashSet<String>> {
+    if go_on.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let mut sorted = go_on.to_vec();
+    sorted.sort_unstable_by(|a, b| a.id.cmp(&b.id)); // in one order everywhere: no deadlocks
+    let row = |a: &&Append| {
+        let last = a.was + a.events.len() as i64;
+        vec![a.id.clone().into(), a.was.into(), last.into(), a.state.as_str().into(), a.since.into(), a.look_at.into()]
+    };
+    let columns = ["id", "was", "seq", "state", "since", "look_at"];
+    let s = Listed::new(c.dialect(), &columns, sorted.iter().map(row).collect());
+    let set = ["seq = s.seq", "state = s.state", "updated_at = s.since", "deadline = s.look_at", "driver_id = ?"];
+    let same = "t.id = s.id AND t.seq = s.was";
+    match c.dialect() {
+        Dialect::MySql => {
+            let set = set.map(|s| format!("t.{s}")).join(", ");
+            let table = joined_on(Dialect::MySql, "redrive_saga", same);
+            let sql = format!("UPDATE {} {table} SET {set}", s.source);
+            c.execute(s.bind_to(query(sql)).bind(name)).await?;
+            named(c, go_on, name).await
+        }
+        Dialect::Postgres => {
+            let set = set.join(", ");
+            let sql = format!("UPDATE redrive_saga t SET {set} FROM {} WHERE {same} RETURNING t.id", s.source);
+            ids(&c.rows(s.bind_to(query(sql).bind(name))).await?)
+        }
+        Dialect::Sqlite => {
+            let set = set.join(", ");
+            let sql = format!("UPDATE redrive_saga AS t SET {set} FROM {} WHERE {same} RETURNING id", s.source);
+            ids(&c.rows(s.bind_to(query(sql).bind(name))).await?)
+        }
+    }
+}
+
+/// Which of these were written last under this name.
+async fn named(c: &mut Connection<'_>, appends: &[&Append], name: TaskId) -> sqlx::Result<HashSet<String>> {
+    let s = Listed::new(c.dialect(), &["id"], appends.iter().map(|a| vec![a.id.clone().into()]).collect());
+    let table = joined_on(c.dialect(), "redrive_saga", "t.id = s.id");
+    let sql = format!("SELECT t.id FROM {} {table} WHERE t.driver_id = ?", s.source);
+    ids(&c.rows(s.bind_to(query(sql)).bind(name)).await?)
+}
+
+async fn written_by(c: &mut Connection<'_>, appends: &[Append], name: TaskId) -> sqlx::Result<HashSet<String>> {
+    named(c, &appends.iter().collect::<Vec<_>>(), name).await
+}
+
+fn ids(rows: &[Row]) -> sqlx::Result<HashSet<String>> {
+    rows.iter().map(|row| row.columns().text().map(str::to_owned)).collect()
+}
+
+async fn insert_events<'a>(
+    c: &mut Connection<'_>,
+    appends: impl Iterator<Item = &'a Append>,
+    now: Timestamp,
+) -> sqlx::Result<()> {
+    let mut rows: Vec<Vec<Value<'_>>> = Vec::new();
+    for a in appends {
+        let numbered = (a.was + 1..).zip(&a.events);
+        rows.extend(numbered.map(|(seq, event)| vec![a.id.as_str().into(), seq.into(), now.into(), event.as_str().into()]));
+    }
+    if rows.is_empty() {
+        return Ok(());
+    }
+    insert_rows(c, "redrive_saga_event", &["saga_id", "seq", "at", "event"], rows, "", &[]).await.map(|_| ())
+}
+
+/// A saga as it is stored.
+struct Stored {
+    summary: SagaSummary,
+    input_hash: [u8; 16],
+    definition: String,
+    input: String,
+    events: Vec<(i64, Timestamp, String)>,
+}
+
+async fn read_many(c: &mut Connection<'_>, wanted: &[&str]) -> sqlx::Result<Vec<Stored>> {
+    let listed = |c: &Connection<'_>| Listed::new(c.dialect(), &["id"], wanted.iter().map(|id| vec![(*id).into()]).collect());
+    let s = listed(c);
+    let columns = SUMMARY.split(", ").map(|column| format!("t.{column}")).collect::<Vec<_>>().join(", ");
+    let table = joined_on(c.dialect(), "redrive_saga", "t.id = s.id");
+    let sql = format!("SELECT {columns}, t.input_hash, t.definition, t.input FROM {} {table}", s.source);
+    let mut all: HashMap<String, Stored> = HashMap::new();
+    for row in c.rows(s.bind_to(query(sql))).await? {
+        let mut columns = row.columns();
+        let summary = read_summary(&mut columns)?;
+        let input_hash = columns.hash()?;
+        let (definition, input) = (columns.text()?.to_owned(), columns.text()?.to_owned());
+        all.insert(summary.id.clone(), Stored { summary, input_hash, definition, input, events: Vec::new() });
+    }
+    let s = listed(c);
+    let table = joined_on(c.dialect(), "redrive_saga_event", "t.saga_id = s.id");
+    let sql = format!("SELECT t.saga_id, t.seq, t.at, t.event FROM {} {table} ORDER BY t.saga_id, t.seq", s.source);
+    for row in c.rows(s.bind_to(query(sql))).await? {
+        let mut columns = row.columns();
+        let (id, seq) = (columns.text()?, columns.int()?);
+        // The row was read first: what was written since is not part of it.
+        if let Some(stored) = all.get_mut(id).filter(|stored| seq <= stored.summary.seq) {
+            stored.events.push((seq, Timestamp::from_millis(columns.int()?), columns.text()?.to_owned()));
+        }
+    }
+    Ok(all.into_values().collect())
+}
+
+fn read_summary(c: &mut Columns<'_>) -> sqlx::Result<SagaSummary> {
+    let (id, name, state) = (c.text()?.to_owned(), c.text()?.to_owned(), c.text()?);
+    let unknown = || sqlx::Error::Decode(format!("{state:?} is no state of a saga").into());
+    Ok(SagaSummary {
+        id,
+        name,
+        state: SagaState::named(state).ok_or_else(unknown)?,
+        seq: c.int()?,
+        created_at: Timestamp::from_millis(c.int()?),
+        since: Timestamp::from_millis(c.int()?),
+        look_at: c.opt_int()?.map(Timestamp::from_millis),
+    })
+}

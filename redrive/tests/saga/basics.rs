@@ -1,0 +1,339 @@
+//! Forward, and back.
+
+use redrive::NewTask;
+use redrive::saga::{Compensation, Definition, Event, SagaState, StepDef, UndoKind, With};
+use redrive::store::{DeadFilter, Fault, Faults, SagaFilter};
+use serde_json::json;
+
+use crate::harness::{Db, options, stores};
+use crate::script::{Say, World, journal, play, quick, saga, settled, step, trip, until};
+
+stores!(
+    all_steps_run_once_in_their_order,
+    a_refused_step_is_not_undone_but_those_before_it_are_in_reverse,
+    a_step_that_is_given_up_is_undone_as_well,
+    if_nothing_was_done_it_has_just_failed,
+    steps_side_by_side_are_undone_all_at_once_or_by_the_graph,
+    one_handler_undoes_the_whole,
+    what_is_undone_first_is,
+    an_irreversible_step_leaves_a_gap,
+    past_the_pivot_it_only_goes_forward,
+    an_undo_that_is_refused_is_stuck_and_its_letter_brings_it_on,
+    under_way_is_no_failure,
+    a_start_is_idempotent_by_its_id,
+    going_back_stops_what_is_under_way,
+    two_nodes_share_a_saga,
+    answers_that_are_lost_change_nothing,
+    sagas_are_listed_and_removed,
+    many_at_once,
+);
+
+async fn all_steps_run_once_in_their_order(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("flight", [Say::Fail, Say::Done(json!({ "seat": "4A" }))]);
+    assert_eq!(play(&engine, trip(), "t").await, SagaState::Succeeded);
+    assert_eq!(world.seen(), ["hotel", "flight", "flight", "car"]);
+    assert_eq!(world.keys()[1..3], ["t/flight/run", "t/flight/run"], "one key for all attempts");
+    let journal = journal(&engine, "t").await;
+    assert_eq!(journal.len(), 8, "{journal:#?}");
+    let seat = |e: &Event| matches!(e, Event::Done { output, .. } if output["seat"] == "4A");
+    assert!(journal.iter().any(seat));
+    engine.stop().await;
+    assert_eq!((db.count("retry_task").await, db.count("retry_dead").await), (0, 0));
+}
+
+async fn a_refused_step_is_not_undone_but_those_before_it_are_in_reverse(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("car", [Say::Refuse]);
+    assert_eq!(play(&engine, trip(), "t").await, SagaState::Compensated);
+    assert_eq!(world.seen(), ["hotel", "flight", "car", "flight/undo", "hotel/undo"]);
+    assert_eq!(world.keys().last().unwrap(), "t/hotel/undo");
+    engine.stop().await;
+    assert_eq!((db.count("retry_task").await, db.count("retry_dead").await), (0, 0));
+}
+
+async fn a_step_that_is_given_up_is_undone_as_well(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("flight", [Say::Fail, Say::Fail, Say::Fail]);
+    assert_eq!(play(&engine, trip(), "t").await, SagaState::Compensated);
+    assert_eq!(world.seen(), ["hotel", "flight", "flight", "flight", "flight/undo", "hotel/undo"]);
+    world.will("flight", [Say::Unknown]);
+    assert_eq!(play(&engine, trip(), "u").await, SagaState::Compensated);
+    assert_eq!(world.seen()[6..], ["hotel", "flight", "flight/undo", "hotel/undo"]);
+    assert_eq!(db.count("retry_dead").await, 0, "it was undone: nobody need look");
+    engine.stop().await;
+}
+
+async fn if_nothing_was_done_it_has_just_failed(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("hotel", [Say::Refuse]);
+    assert_eq!(play(&engine, trip(), "t").await, SagaState::Failed);
+    let nothing = saga([StepDef { undo: UndoKind::Nothing, ..step("look", &[]) }, step("book", &["look"])]);
+    world.will("book", [Say::Refuse]);
+    assert_eq!(play(&engine, nothing, "u").await, SagaState::Failed);
+    engine.stop().await;
+}
+
+fn diamond(compensation: Compensation) -> Definition {
+    let steps = [step("a", &[]), step("b", &["a"]), step("c", &["a"]), step("d", &["b", "c"])];
+    Definition { compensation, ..saga(steps) }
+}
+
+async fn steps_side_by_side_are_undone_all_at_once_or_by_the_graph(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    for (mode, id) in [(Compensation::Graph, "g"), (Compensation::Parallel, "p"), (Compensation::Reverse, "r")] {
+        world.will("d", [Say::Unknown]);
+        let before = world.seen().len();
+        assert_eq!(play(&engine, diamond(mode), id).await, SagaState::Compensated);
+        let seen = world.seen().split_off(before);
+        let at = |what: &str| seen.iter().position(|s| s == what).unwrap();
+        assert_eq!(seen.len(), 8, "{seen:?}");
+        if mode != Compensation::Parallel {
+            assert!(at("d/undo") < at("b/undo").min(at("c/undo")), "{seen:?}");
+            assert!(at("b/undo").max(at("c/undo")) < at("a/undo"), "{seen:?}");
+        }
+    }
+    engine.stop().await;
+}
+
+async fn one_handler_undoes_the_whole(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("car", [Say::Refuse]);
+    let with = With { method: Some("go".into()), policy: Some(quick()), ..With::default() };
+    let definition = Definition { compensate_with: Some(with), ..trip() };
+    assert_eq!(play(&engine, definition, "t").await, SagaState::Compensated);
+    assert_eq!(world.seen(), ["hotel", "flight", "car", "compensate/undo"]);
+    engine.stop().await;
+}
+
+async fn what_is_undone_first_is(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("car", [Say::Refuse]);
+    let mut definition = trip();
+    definition.steps[0].undo_first = true;
+    assert_eq!(play(&engine, definition, "t").await, SagaState::Compensated);
+    assert_eq!(world.seen()[3..], ["hotel/undo", "flight/undo"]);
+    engine.stop().await;
+}
+
+async fn an_irreversible_step_leaves_a_gap(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("car", [Say::Refuse]);
+    let mut definition = trip();
+    definition.steps[1].undo = UndoKind::Irreversible;
+    assert!(definition.validate().unwrap_err().to_string().contains("steps[1].undo"));
+    definition.steps[1].allow_irreversible = true;
+    assert_eq!(play(&engine, definition, "t").await, SagaState::CompensatedWithGaps);
+    assert_eq!(world.seen()[3..], ["hotel/undo"]);
+    engine.stop().await;
+}
+
+async fn past_the_pivot_it_only_goes_forward(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let mut definition = trip();
+    definition.steps[1].pivot = true;
+    definition.steps[1].undo = UndoKind::Irreversible;
+    world.will("car", [Say::Refuse]);
+    assert_eq!(play(&engine, definition.clone(), "t").await, SagaState::Stuck);
+    let conflict = engine.sagas().cancel("t", Some("ada"), None).await.unwrap_err().to_string();
+    assert!(conflict.contains("point of no return"), "{conflict}");
+    let letters = until_letter(&db).await;
+    engine.store().redrive(&letters, None, "ada", engine.store().now().await.unwrap()).await.unwrap();
+    engine.wake();
+    assert_eq!(until(&engine, "t", SagaState::is_final).await, SagaState::Succeeded);
+    assert_eq!(world.seen(), ["hotel", "flight", "car", "car"]);
+    // The pivot itself may have happened, and nobody knows: that is for a person, too.
+    world.will("flight", [Say::Unknown]);
+    assert_eq!(play(&engine, definition.clone(), "u").await, SagaState::Stuck);
+    engine.sagas().resolve("u", "flight", json!("it was flown"), Some("ada"), None).await.unwrap();
+    assert_eq!(until(&engine, "u", SagaState::is_final).await, SagaState::Succeeded);
+    // If it has surely not happened, there is a way back.
+    world.will("flight", [Say::Refuse]);
+    assert_eq!(play(&engine, definition, "v").await, SagaState::Compensated);
+    engine.stop().await;
+}
+
+/// The dead letters, once there are any.
+async fn until_letter(db: &Db) -> Vec<redrive::TaskId> {
+    for _ in 0..3_000 {
+        let letters = db.store.dead(&DeadFilter::default(), 10).await.unwrap();
+        if !letters.is_empty() {
+            return letters.iter().map(|letter| letter.task.id).collect();
+        }
+        tokio::task::yield_now().await;
+    }
+    panic!("there is no dead letter");
+}
+
+async fn an_undo_that_is_refused_is_stuck_and_its_letter_brings_it_on(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("car", [Say::Refuse]).will("flight/undo", [Say::Refuse]);
+    assert_eq!(play(&engine, trip(), "t").await, SagaState::Stuck);
+    assert_eq!(world.seen()[3..], ["flight/undo"], "the others wait");
+    // It holds up nobody else.
+    assert_eq!(play(&engine, trip(), "other").await, SagaState::Succeeded);
+    let letters = until_letter(&db).await;
+    assert_eq!(letters.len(), 1);
+    engine.store().redrive(&letters, None, "ada", engine.store().now().await.unwrap()).await.unwrap();
+    engine.wake();
+    assert_eq!(until(&engine, "t", SagaState::is_final).await, SagaState::Compensated);
+    let undone: Vec<_> = world.seen().into_iter().filter(|seen| seen.ends_with("undo")).collect();
+    assert_eq!(undone, ["flight/undo", "flight/undo", "hotel/undo"]);
+    engine.stop().await;
+}
+
+async fn under_way_is_no_failure(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("hotel", (0..6).map(|_| Say::Ongoing));
+    assert_eq!(play(&engine, trip(), "t").await, SagaState::Succeeded);
+    assert_eq!(world.seen().iter().filter(|seen| *seen == "hotel").count(), 7);
+    engine.stop().await;
+}
+
+async fn a_start_is_idempotent_by_its_id(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let sagas = engine.sagas();
+    let input = json!({ "a": 1, "b": 2 });
+    assert!(!sagas.start_with(trip(), "t", input.clone()).await.unwrap().existed);
+    assert!(sagas.start_with(trip(), "t", json!({ "b": 2, "a": 1 })).await.unwrap().existed);
+    assert_eq!(settled(&engine, "t").await, SagaState::Succeeded);
+    assert!(sagas.start_with(trip(), "t", input).await.unwrap().existed, "also when it has ended");
+    let other = sagas.start_with(trip(), "t", json!({ "a": 2 })).await.unwrap_err().to_string();
+    assert!(other.contains("another name or input"), "{other}");
+    let starts = (0..20).map(|n| sagas.start_with(trip(), "at once", json!(n % 2)));
+    let answers = futures(starts).await;
+    let (won, lost): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
+    assert_eq!((won.iter().filter(|a| !a.as_ref().unwrap().existed).count(), lost.len()), (1, 10));
+    assert_eq!(settled(&engine, "at once").await, SagaState::Succeeded);
+    assert_eq!(world.seen().len(), 6);
+    engine.stop().await;
+}
+
+async fn futures<T>(all: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut all: Vec<_> = all.map(Box::pin).collect();
+    let mut done: Vec<Option<T>> = all.iter().map(|_| None).collect();
+    std::future::poll_fn(|cx| {
+        for (future, done) in all.iter_mut().zip(&mut done).filter(|(_, done)| done.is_none()) {
+            if let std::task::Poll::Ready(value) = future.as_mut().poll(cx) {
+                *done = Some(value);
+            }
+        }
+        if done.iter().all(Option::is_some) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+    done.into_iter().flatten().collect()
+}
+
+async fn going_back_stops_what_is_under_way(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    // One branch hangs, another waits for its next attempt, a third is refused.
+    world.will("hang", [Say::Hang]).will("again", [Say::Fail]).will("no", [Say::Hold]);
+    let slow = redrive::Policy {
+        backoff: redrive::Backoff::fixed(std::time::Duration::from_secs(3600)),
+        ..quick()
+    };
+    let again = StepDef { policy: Some(slow), ..step("again", &["a"]) };
+    let definition = saga([step("a", &[]), step("hang", &["a"]), again, step("no", &["a"])]);
+    engine.sagas().start_with(definition, "t", json!(1)).await.unwrap();
+    for what in ["hang", "again", "no"] {
+        world.until_seen(what, 1).await;
+    }
+    engine.sagas().cancel("t", Some("ada"), Some("no longer wanted")).await.unwrap();
+    world.let_go(); // it is done nonetheless, and is undone
+    assert_eq!(settled(&engine, "t").await, SagaState::Compensated);
+    let mut undone: Vec<_> = world.seen().into_iter().filter(|seen| seen.ends_with("undo")).collect();
+    assert_eq!(undone.pop().as_deref(), Some("a/undo"));
+    undone.sort();
+    assert_eq!(undone, ["again/undo", "hang/undo", "no/undo"]);
+    engine.stop().await;
+}
+
+async fn two_nodes_share_a_saga(db: Db) {
+    let (one, two) = (World::default(), World::default());
+    let (store, other) = (db.another().await, db.another().await);
+    let (e1, e2) = (one.engine_of(&store, &["go"]).await, two.engine_of(&other, &["there"]).await);
+    let mut definition = trip();
+    definition.steps[1].method = Some("there".into());
+    one.will("car", [Say::Done(json!(1)), Say::Refuse]);
+    assert_eq!(play(&e1, definition.clone(), "t").await, SagaState::Succeeded);
+    assert_eq!((one.seen(), two.seen()), (vec!["hotel".into(), "car".into()], vec!["flight".to_owned()]));
+    assert_eq!(play(&e2, definition, "u").await, SagaState::Compensated);
+    assert_eq!(two.seen(), ["flight", "flight", "flight/undo"]);
+    e1.stop().await;
+    e2.stop().await;
+}
+
+async fn answers_that_are_lost_change_nothing(db: Db) {
+    let faults = Faults::default();
+    let mut options = options();
+    options.faults = Some(faults.clone());
+    let store = redrive::Store::open_with(&db.url, options).await.unwrap();
+    let world = World::default();
+    let engine = world.engine(&store).await;
+    for round in 0..6 {
+        for fault in [Fault::FailAfterCommit, Fault::Disconnect, Fault::FailBefore, Fault::FailAfterCommit] {
+            faults.next_write(fault);
+        }
+        world.will("car", if round % 2 == 0 { vec![] } else { vec![Say::Refuse] });
+        let state = play(&engine, trip(), &format!("t{round}")).await;
+        assert_eq!(state, if round % 2 == 0 { SagaState::Succeeded } else { SagaState::Compensated });
+    }
+    assert_eq!(db.count("redrive_saga").await, 6);
+    engine.stop().await;
+    assert_eq!(db.count("retry_dead").await, 0);
+}
+
+async fn sagas_are_listed_and_removed(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    for n in 0..5 {
+        world.will("car", if n == 0 { vec![Say::Refuse] } else { vec![] });
+        play(&engine, trip(), &format!("order-{n}")).await;
+    }
+    let sagas = engine.sagas();
+    let of = |state| SagaFilter { state: Some(state), ..SagaFilter::default() };
+    assert_eq!(sagas.list(&of(SagaState::Compensated), 10).await.unwrap()[0].id, "order-0");
+    let mut seen = Vec::new();
+    let mut filter = SagaFilter::default();
+    loop {
+        let page = sagas.list(&filter, 2).await.unwrap();
+        let Some(last) = page.last() else { break };
+        filter = filter.page_after(last);
+        seen.extend(page.into_iter().map(|saga| saga.id));
+    }
+    seen.sort();
+    assert_eq!(seen, ["order-0", "order-1", "order-2", "order-3", "order-4"]);
+    let named = SagaFilter { name: Some("trip".into()), id_prefix: Some("order-3".into()), ..SagaFilter::default() };
+    assert_eq!(sagas.list(&named, 10).await.unwrap().len(), 1);
+    let now = engine.store().now().await.unwrap();
+    assert_eq!(engine.store().remove_sagas(now + std::time::Duration::from_secs(60), 100).await.unwrap(), 5);
+    assert_eq!((db.count("redrive_saga").await, db.count("redrive_saga_event").await), (0, 0));
+    engine.stop().await;
+}
+
+async fn many_at_once(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let sagas = engine.sagas();
+    futures((0..200).map(|n| async move { sagas.start_with(trip(), &format!("t{n}"), json!(n)).await.unwrap() })).await;
+    for n in 0..200 {
+        assert_eq!(settled(&engine, &format!("t{n}")).await, SagaState::Succeeded);
+    }
+    assert_eq!(world.seen().len(), 600);
+    // Tasks of other kinds are not in the way.
+    assert!(engine.enqueue(NewTask::new("nobody", &1).unwrap()).await.is_ok());
+    engine.stop().await;
+}

@@ -1,0 +1,10 @@
+//! Sagas, on each database.
+
+#[path = "../store/harness.rs"]
+#[allow(dead_code, reason = "shared with the store's suite")]
+mod harness;
+
+mod basics;
+mod people;
+mod script;
+mod time;

@@ -1,0 +1,122 @@
+//! What people do about sagas.
+
+use redrive::saga::{OnUndoFailure, SagaState};
+use redrive::store::AuditFilter;
+use serde_json::json;
+
+use crate::harness::{Db, stores};
+use crate::script::{Say, World, play, quick, settled, trip, until};
+
+stores!(
+    an_undo_that_is_left_out_is_a_gap,
+    an_undo_that_a_person_has_done_is_none,
+    the_other_undos_go_on_if_that_is_wanted,
+    a_killed_saga_is_not_undone,
+    a_saga_that_was_going_back_goes_forward,
+    a_saga_with_a_wrong_input_is_given_another,
+    what_waits_is_tried_now_and_what_was_given_up_again,
+);
+
+/// What the audit says was done, the oldest first.
+async fn audited(db: &Db) -> Vec<String> {
+    let all = db.store.audits(&AuditFilter::default(), 100).await.unwrap();
+    all.into_iter().rev().map(|a| format!("{} {} {}", a.entry.who, a.entry.action, a.entry.target)).collect()
+}
+
+async fn an_undo_that_is_left_out_is_a_gap(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("car", [Say::Refuse]).will("flight/undo", [Say::Refuse]);
+    assert_eq!(play(&engine, trip(), "t").await, SagaState::Stuck);
+    engine.sagas().skip("t", "flight", Some("ada"), Some("the airline is gone")).await.unwrap();
+    assert_eq!(until(&engine, "t", SagaState::is_final).await, SagaState::CompensatedWithGaps);
+    assert_eq!(audited(&db).await, ["ada saga.skip t"]);
+    let ended = engine.sagas().skip("t", "flight", Some("ada"), None).await.unwrap_err().to_string();
+    assert!(ended.contains("it has ended"), "{ended}");
+    engine.stop().await;
+}
+
+async fn an_undo_that_a_person_has_done_is_none(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("car", [Say::Refuse]).will("flight/undo", [Say::Fail, Say::Fail, Say::Fail]);
+    assert_eq!(play(&engine, trip(), "t").await, SagaState::Stuck);
+    engine.sagas().resolve("t", "flight", json!(null), Some("ada"), None).await.unwrap();
+    assert_eq!(until(&engine, "t", SagaState::is_final).await, SagaState::Compensated);
+    engine.stop().await;
+}
+
+async fn the_other_undos_go_on_if_that_is_wanted(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("car", [Say::Refuse]).will("flight/undo", [Say::Refuse]);
+    let mut definition = trip();
+    definition.on_undo_failure = OnUndoFailure::Continue;
+    engine.sagas().start_with(definition, "t", json!(1)).await.unwrap();
+    world.until_seen("hotel/undo", 1).await;
+    assert_eq!(settled(&engine, "t").await, SagaState::Stuck, "not compensated: one is missing");
+    assert!(engine.sagas().retry_now("t", Some("ada"), None).await.unwrap() >= 1);
+    assert_eq!(until(&engine, "t", SagaState::is_final).await, SagaState::Compensated);
+    engine.stop().await;
+}
+
+async fn a_killed_saga_is_not_undone(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("car", [Say::Hang]);
+    engine.sagas().start_with(trip(), "t", json!(1)).await.unwrap();
+    world.until_seen("car", 1).await;
+    engine.sagas().kill("t", Some("ada"), Some("a mistake")).await.unwrap();
+    assert_eq!(settled(&engine, "t").await, SagaState::Killed);
+    engine.stop().await;
+    assert_eq!(world.seen(), ["hotel", "flight", "car"]);
+    assert_eq!(audited(&db).await, ["ada saga.kill t"]);
+}
+
+async fn a_saga_that_was_going_back_goes_forward(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("car", [Say::Refuse]).will("hotel/undo", [Say::Refuse]);
+    assert_eq!(play(&engine, trip(), "t").await, SagaState::Stuck);
+    engine.sagas().forward("t", Some("ada"), Some("there are cars again")).await.unwrap();
+    assert_eq!(until(&engine, "t", SagaState::is_final).await, SagaState::Succeeded);
+    let seen = world.seen();
+    assert_eq!(seen[5..], ["flight", "car"], "the hotel was never given up: {seen:?}");
+    assert!(world.keys().contains(&"t/flight#2/run".into()), "what was undone is done anew: {:?}", world.keys());
+    assert_eq!(world.keys().iter().filter(|key| *key == "t/car/run").count(), 2, "what had failed is the same effect");
+    engine.stop().await;
+}
+
+async fn a_saga_with_a_wrong_input_is_given_another(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("car", [Say::Fail, Say::Fail, Say::Fail]);
+    let mut definition = trip();
+    let slow = redrive::Policy { backoff: redrive::Backoff::fixed(std::time::Duration::from_secs(3600)), ..quick() };
+    definition.steps[2].policy = Some(slow);
+    world.will("car", [Say::Fail]);
+    engine.sagas().start_with(definition, "t", json!({ "who": "Ad" })).await.unwrap();
+    world.until_seen("car", 1).await;
+    engine.sagas().edit_input("t", json!({ "who": "Ada" }), Some("bob"), None).await.unwrap();
+    while engine.sagas().retry_now("t", Some("bob"), None).await.unwrap() == 0 {} // its failure is just being written
+    assert_eq!(settled(&engine, "t").await, SagaState::Succeeded);
+    assert_eq!(world.inputs().last().unwrap(), &json!({ "who": "Ada" }));
+    assert!(audited(&db).await.contains(&"bob saga.edit_input t".into()));
+    engine.stop().await;
+}
+
+async fn what_waits_is_tried_now_and_what_was_given_up_again(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let mut definition = trip();
+    definition.steps[0].pivot = true;
+    world.will("flight", [Say::Fail, Say::Fail, Say::Fail]);
+    assert_eq!(play(&engine, definition, "t").await, SagaState::Stuck);
+    // Its letter was dropped: there is nothing to redrive, so it is begun again.
+    let letters = db.store.dead(&redrive::store::DeadFilter::default(), 10).await.unwrap();
+    let ids: Vec<_> = letters.iter().map(|letter| letter.task.id).collect();
+    db.store.discard(&ids, "eve", None, db.store.now().await.unwrap()).await.unwrap();
+    assert_eq!(engine.sagas().retry_now("t", Some("ada"), None).await.unwrap(), 1);
+    assert_eq!(until(&engine, "t", SagaState::is_final).await, SagaState::Succeeded);
+    engine.stop().await;
+}
