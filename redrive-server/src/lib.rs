@@ -16,6 +16,7 @@ mod demo;
 mod guards;
 pub mod http;
 mod migrate;
+mod saga;
 mod serve;
 mod server;
 

@@ -61,7 +61,8 @@ pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
         Some(file) => builder.watch(file),
         None => builder.settings(settings),
     };
-    let engine = delivery.clone().install(builder).start().await?;
+    let builder = crate::saga::install(delivery.clone().install(builder), &delivery);
+    let engine = builder.start().await?;
     let guards = guards.start().await?;
     let bound = async {
         let server = Server::bind(listen, engine.clone(), delivery, Some(guards.clone()), metrics).await?;

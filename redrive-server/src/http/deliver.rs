@@ -102,6 +102,16 @@ impl HttpDelivery {
         &self.0.private.client
     }
 
+    /// The circuit breaker of whatever has none of its own.
+    pub(crate) fn gate(&self) -> &GateConfig {
+        &self.0.gate
+    }
+
+    /// All targets.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = &Target> {
+        self.0.targets.values()
+    }
+
     /// The target of this name.
     pub fn target(&self, name: &str) -> Option<&Target> {
         self.0.targets.get(name)

@@ -31,7 +31,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 struct Wanted {
-    /// Some of `enqueued`, `claimed`, `started`, `done`, `failed`, `postponed`, `cancelled`, `dead`, `rescued`, `lost`, `fenced`, `open`, `half_open`, `closed`, `probe`, with
+    /// Some of `enqueued`, `claimed`, `started`, `done`, `failed`, `postponed`, `cancelled`, `dead`, `rescued`, `lost`, `fenced`, `open`, `half_open`, `closed`, `probe`, `saga`, with
     /// commas between them. Default: all.
     what: Option<String>,
     /// Tasks of this method only.
@@ -45,6 +45,7 @@ impl Wanted {
             Event::Node { what, .. } => (what, None),
             Event::Gate { to, .. } => (to, None),
             Event::Probe { .. } => (&"probe", None),
+            Event::Saga { .. } => (&"saga", None),
             _ => return false,
         };
         self.what.as_ref().is_none_or(|wanted| wanted.split(',').any(|w| w.trim() == *what))
@@ -93,6 +94,7 @@ fn sent(event: &Event) -> Sent {
         Event::Task { what, .. } | Event::Node { what, .. } => what,
         Event::Gate { .. } => "gate",
         Event::Probe { .. } => "probe",
+        Event::Saga { .. } => "saga",
         _ => "other",
     };
     Sent::default().event(name).data(serde_json::to_string(event).unwrap_or_default()) // plain values cannot fail

@@ -11,6 +11,7 @@
 //! | `tasks`, `dead` | tasks that wait or run, dead letters, what has ended |
 //! | `bulk` | what people do to many |
 //! | `cluster`, `gates`, `settings`, `events` | methods, nodes, what is held back, what holds, and what happens |
+//! | `sagas` | flows that are finished or undone |
 //! | `guards` | failed rows of business tables |
 //! | `people` | what they did, and their tokens |
 
@@ -28,6 +29,7 @@ mod input;
 mod openapi;
 mod people;
 mod problem;
+mod sagas;
 mod settings;
 mod shapes;
 mod tasks;
@@ -222,6 +224,7 @@ fn described(limits: &ServerSettings) -> (Router<App>, utoipa::openapi::OpenApi)
         .merge(cluster::routes())
         .merge(gates::routes())
         .merge(guards::routes())
+        .merge(sagas::routes())
         .merge(settings::routes())
         .merge(people::routes())
         .layer(axum::middleware::from_fn_with_state(limits.request_timeout, in_time));

@@ -321,3 +321,152 @@ pub(super) struct GateShape {
     probes_passed: u32,
     why: Option<String>,
 }
+
+/// How a saga stands.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[schema(as = SagaState)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum SagaStateShape {
+    Running,
+    Waiting,
+    Compensating,
+    Stuck,
+    Succeeded,
+    Compensated,
+    CompensatedWithGaps,
+    Failed,
+    Killed,
+}
+
+/// A saga whose steps are HTTP requests.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[schema(as = Saga)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SagaShape {
+    /// What kind of flow it is.
+    #[schema(example = "book-trip", min_length = 1, max_length = 100)]
+    name: String,
+    #[schema(min_items = 1, max_items = 100)]
+    steps: Vec<SagaStepShape>,
+    #[schema(inline)]
+    compensation: Option<CompensationShape>,
+    /// One request that undoes the whole, instead of each step's own.
+    compensate_with: Option<SagaRequestShape>,
+    #[schema(inline)]
+    on_undo_failure: Option<OnUndoFailureShape>,
+    /// Past this time since its start it is undone, unless it is past its pivot.
+    #[schema(example = "1h")]
+    deadline: Option<String>,
+}
+
+/// In which order steps are undone: in the reverse of their start, all at once, or each when all after it are.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum CompensationShape {
+    Reverse,
+    Parallel,
+    Graph,
+}
+
+/// When an undo has failed for good: the others wait for a person, too, or go on.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum OnUndoFailureShape {
+    Halt,
+    Continue,
+}
+
+/// A step of a saga.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[schema(as = SagaStep)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SagaStepShape {
+    #[schema(example = "hotel", min_length = 1, max_length = 90)]
+    name: String,
+    /// The steps that must be done before it. Default: none, so it starts with the saga.
+    after: Option<Vec<String>>,
+    /// The request that is made. Steps that only wait have none.
+    r#do: Option<SagaRequestShape>,
+    /// The request that undoes it; or `"none"`: there is nothing to undo; or `"irreversible"`.
+    undo: Option<SagaUndoShape>,
+    /// The request that makes a reservation good.
+    confirm: Option<SagaRequestShape>,
+    /// What it does. Default: a call.
+    kind: Option<SagaStepKindShape>,
+    /// The point of no return: once it is done the saga only goes forward.
+    pivot: Option<bool>,
+    /// An irreversible step may stand before the pivot.
+    allow_irreversible: Option<bool>,
+    /// It is undone before those that do not say so.
+    undo_first: Option<bool>,
+    policy: Option<PolicyShape>,
+    undo_policy: Option<PolicyShape>,
+    /// No attempt begins later than this after it was started.
+    #[schema(example = "10m")]
+    deadline: Option<String>,
+}
+
+#[derive(Serialize, Deserialize, ToSchema)]
+#[schema(as = SagaUndo)]
+#[serde(untagged)]
+enum SagaUndoShape {
+    Word(UndoWordShape),
+    Request(SagaRequestShape),
+}
+
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum UndoWordShape {
+    None,
+    Irreversible,
+}
+
+/// What a step does, if it is no plain call.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[schema(as = SagaStepKind)]
+#[serde(rename_all = "snake_case")]
+enum SagaStepKindShape {
+    Call,
+    /// Reserves something for a time; it is confirmed once nothing can go wrong any more, or cancelled by its undo.
+    Reserve {
+        ttl: String,
+        when_up: Option<WhenUpShape>,
+    },
+    Sleep {
+        time: String,
+    },
+    /// Waits to be told; what it is told is its output.
+    WaitFor {
+        signal: String,
+        timeout: Option<String>,
+        when_up: Option<WhenUpShape>,
+    },
+}
+
+/// What happens when the time of a wait or of a reservation is up.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[schema(as = WhenUp)]
+#[serde(rename_all = "snake_case")]
+enum WhenUpShape {
+    Compensate,
+    /// This step and all after it are undone, and begin anew.
+    BackTo(String),
+}
+
+/// A request in which texts may have templates: `{{input.…}}`, `{{steps.NAME.body.…}}`, `{{key}}`; in undo and confirm also
+/// `{{self.body.…}}` and `{{run_key}}`; `{{saga.id}}`. Of several with `|` between them the first that there is counts.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[schema(as = SagaRequest)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SagaRequestShape {
+    /// Default: POST.
+    method: Option<String>,
+    /// A whole address, or a path if there is a target.
+    #[schema(example = "https://hotels.example.org/bookings")]
+    url: String,
+    target: Option<String>,
+    headers: Option<BTreeMap<String, String>>,
+    /// A text is sent as it is, everything else as JSON.
+    #[schema(value_type = Option<serde_json::Value>)]
+    body: Option<serde_json::Value>,
+}

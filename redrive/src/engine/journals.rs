@@ -283,7 +283,11 @@ async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>) {
             continue;
         };
         if outcome.events.is_empty() {
-            answer(entry.asked, outcome.answers, &entry.before.as_ref().map_or_else(|| Arc::new(outcome.state), |k| k.state.clone()));
+            answer(
+                entry.asked,
+                outcome.answers,
+                &entry.before.as_ref().map_or_else(|| Arc::new(outcome.state), |k| k.state.clone()),
+            );
             continue;
         }
         match append_of(shared, &entry, &outcome, now) {
@@ -331,7 +335,10 @@ async fn find(shared: &Shared, entries: &mut [Entry]) -> Result<()> {
             Err(e) => tracing::error!(saga = id, error = %e, "a saga's journal cannot be read"),
         }
     }
-    entries.iter_mut().filter(|entry| entry.before.is_none()).for_each(|entry| entry.before = found.get(&entry.id).cloned());
+    entries
+        .iter_mut()
+        .filter(|entry| entry.before.is_none())
+        .for_each(|entry| entry.before = found.get(&entry.id).cloned());
     Ok(())
 }
 
@@ -548,7 +555,8 @@ async fn fail(shared: &Arc<Shared>, entries: Vec<Entry>, e: &Error) {
     for entry in &entries {
         shared.journals.forget(&entry.id);
     }
-    let reread = |entry: Entry| entry.asked.into_iter().map(|asked| Asked { reread: true, ..asked }).collect::<Vec<_>>();
+    let reread =
+        |entry: Entry| entry.asked.into_iter().map(|asked| Asked { reread: true, ..asked }).collect::<Vec<_>>();
     if passing {
         tracing::warn!(error = %e, "journals of sagas could not be written yet; trying again");
         shared.journals.put_back(entries.into_iter().flat_map(reread).collect());

@@ -181,12 +181,7 @@ async fn attempt(
 }
 
 /// The saga, if it still wants this. What is known here may be out of date: whoever is not wanted, or has failed before, looks again.
-async fn wanted(
-    journals: &Journals,
-    store: &Store,
-    params: &StepParams,
-    fresh: bool,
-) -> Result<Option<Arc<State>>> {
+async fn wanted(journals: &Journals, store: &Store, params: &StepParams, fresh: bool) -> Result<Option<Arc<State>>> {
     if !fresh
         && let Some(saga) = journals.get(store, &params.saga, false).await?
         && saga.wants(&params.work)
@@ -298,7 +293,8 @@ impl Shared {
     /// Cancels the tasks of this work. What runs may still succeed.
     async fn stop_work(&self, params: &StopParams) -> Result<()> {
         for task in self.saga_tasks(&params.saga).await? {
-            let is_meant = serde_json::from_str::<StepParams>(&task.params).is_ok_and(|p| params.work.contains(&p.work));
+            let is_meant =
+                serde_json::from_str::<StepParams>(&task.params).is_ok_and(|p| params.work.contains(&p.work));
             if !is_meant {
                 continue;
             }

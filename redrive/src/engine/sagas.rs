@@ -219,10 +219,15 @@ impl Sagas<'_> {
             let tasks = shared.saga_tasks(id).await?;
             let state = shared.journals.get(&shared.store, id, true).await?.ok_or_else(|| not_found(id))?;
             if let Some(end) = state.ended {
-                return Err(Error::Conflict { doing: "retry saga", id: id.into(), why: format!("it has ended: {end}") });
+                return Err(Error::Conflict {
+                    doing: "retry saga",
+                    id: id.into(),
+                    why: format!("it has ended: {end}"),
+                });
             }
             let stuck = state.stuck_work();
-            let is_failing = |task: &Task| task.status == Status::Running && step_of(task).is_some_and(|p| stuck.contains(&p.work));
+            let is_failing =
+                |task: &Task| task.status == Status::Running && step_of(task).is_some_and(|p| stuck.contains(&p.work));
             if tries >= LETTER_TRIES || !tasks.iter().any(is_failing) {
                 return Ok((state, tasks));
             }

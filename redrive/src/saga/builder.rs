@@ -9,9 +9,7 @@ use std::time::Duration;
 use crate::engine::MethodOptions;
 use crate::policy::Policy;
 
-use super::definition::{
-    Compensation, Definition, OnUndoFailure, StepDef, StepKind, UndoKind, WhenUp, With,
-};
+use super::definition::{Compensation, Definition, OnUndoFailure, StepDef, StepKind, UndoKind, WhenUp, With};
 use super::step::{Compensate, Reserve, Step, StepRunner, Typed, TypedReserve, TypedWhole};
 
 /// A saga of typed steps, to be given to [`Builder::saga`](crate::Builder::saga).

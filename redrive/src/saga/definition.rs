@@ -353,14 +353,17 @@ impl Flow {
                 format!("{name:?} must be the step itself or one before it")
             });
             let one_handler = self.definition.compensate_with.is_some();
-            problems.require(!one_handler, &at(i, "back_to"), || "steps are undone one by one there; with compensate_with they cannot be".into());
+            problems.require(!one_handler, &at(i, "back_to"), || {
+                "steps are undone one by one there; with compensate_with they cannot be".into()
+            });
             let crosses = self.pivot.is_some_and(|pivot| self.above(i) >> pivot & 1 == 1);
             problems.require(!crosses, &at(i, "back_to"), || "there is no way back after the pivot".into());
         }
     }
 }
 
-const IRREVERSIBLE: &str = "an irreversible step must be the pivot or come after it, unless allow_irreversible says that a gap is accepted";
+const IRREVERSIBLE: &str =
+    "an irreversible step must be the pivot or come after it, unless allow_irreversible says that a gap is accepted";
 
 fn at(i: usize, field: &str) -> String {
     format!("steps[{i}].{field}")
@@ -392,7 +395,9 @@ fn check_kind(i: usize, step: &StepDef, p: &mut Problems) {
         StepKind::Call => {}
         StepKind::Reserve { ttl, .. } => {
             duration::check(*ttl, &at(i, "ttl"), p);
-            p.require(step.undo == UndoKind::Compensate, &at(i, "undo"), || "a reservation is cancelled by its undo".into());
+            p.require(step.undo == UndoKind::Compensate, &at(i, "undo"), || {
+                "a reservation is cancelled by its undo".into()
+            });
         }
         StepKind::Sleep { time } => duration::check(*time, &at(i, "time"), p),
         StepKind::WaitFor { signal, timeout, .. } => {

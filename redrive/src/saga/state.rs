@@ -450,9 +450,8 @@ impl State {
     /// How it stands, in one word.
     pub(crate) fn word(&self) -> SagaState {
         let waits = |(i, s): (usize, &StepState)| s.run == Doing::Started && !self.is_called(i);
-        let busy = |(i, s): (usize, &StepState)| {
-            self.is_called(i) && s.run == Doing::Started || s.confirm == Doing::Started
-        };
+        let busy =
+            |(i, s): (usize, &StepState)| self.is_called(i) && s.run == Doing::Started || s.confirm == Doing::Started;
         let mut steps = self.steps.iter().enumerate();
         match self.ended {
             Some(end) => end,

@@ -185,6 +185,11 @@ pub struct StepCx {
 }
 
 impl StepCx {
+    /// The attempt, as any task's handler knows it.
+    pub fn context(&self) -> &Context<'static> {
+        &self.context
+    }
+
     /// The saga's id.
     pub fn saga_id(&self) -> &str {
         &self.id

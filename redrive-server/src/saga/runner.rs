@@ -1,0 +1,199 @@
+//! One attempt at a step, and what its status means.
+//!
+//! The status decides, never the text of a body:
+//!
+//! | status | run, confirm | undo |
+//! | --- | --- | --- |
+//! | 2xx | done | done |
+//! | 202 with `Location`, 425 | under way: asked for again | the same |
+//! | 404, 410 | refused | done: there is nothing (left) to undo |
+//! | 408, 429, 5xx, no answer | tried again | tried again |
+//! | other 4xx | refused: it had no effect | a person is needed |
+//! | everything else | not known | a person is needed |
+//!
+//! What is under way is looked for at its `Location`, if that is at the same origin, for as long as one attempt may take. After that the
+//! request is made again, under the same key: whoever has it under way answers as before.
+//!
+//! What came of a step, for those after it: `{"status": 201, "headers": {…}, "body": …}`.
+
+use std::time::Duration;
+
+use redrive::saga::{Op, Ran, StepCx, StepError, StepRunner};
+use redrive::{ErrorKind as _, Failure};
+use serde_json::{Value, json};
+
+use super::face::{Asks, Spec};
+use super::template::{Root, Values};
+use crate::http::{Answer, HttpDelivery, HttpRequest};
+
+/// How long what is under way is left alone, if it does not say.
+const POLL_EVERY: Duration = Duration::from_secs(2);
+/// For how long an attempt asks for it; then it makes room for others.
+const POLL_FOR: Duration = Duration::from_secs(10);
+
+pub(super) struct HttpSteps {
+    delivery: HttpDelivery,
+}
+
+impl HttpSteps {
+    pub(super) fn new(delivery: HttpDelivery) -> Self {
+        Self { delivery }
+    }
+
+    async fn attempt(&self, cx: &StepCx) -> Result<Value, StepError> {
+        let spec: Spec = serde_json::from_value(cx.spec().clone()).map_err(StepError::refused)?;
+        let asks = spec
+            .asks(cx.op())
+            .ok_or_else(|| StepError::refused(format!("there is no request to {} it", cx.op().as_str())))?;
+        let request = request(asks, cx)?;
+        let answer = self.send(cx, &request).await?;
+        match self.polled(cx, &request, answer).await? {
+            Ok(answer) => judged(cx.op(), &answer),
+            Err(wait) => Err(StepError::Ongoing(wait)),
+        }
+    }
+
+    async fn send(&self, cx: &StepCx, request: &HttpRequest) -> Result<Answer, StepError> {
+        self.delivery.deliver(cx.context(), request, None).await.map_err(|e| {
+            // What was never sent has had no effect.
+            let unsent = ["refused_address", "invalid_data", "unknown_target"].contains(&e.kind().as_str());
+            if unsent { StepError::refused(e) } else { StepError::of(&e) }
+        })
+    }
+
+    /// An answer that is final; or how long to leave alone what is under way.
+    async fn polled(
+        &self,
+        cx: &StepCx,
+        request: &HttpRequest,
+        mut answer: Answer,
+    ) -> Result<Result<Answer, Duration>, StepError> {
+        let mut waited = Duration::ZERO;
+        while is_under_way(&answer) {
+            let wait = answer.retry_after.unwrap_or(POLL_EVERY).max(Duration::from_millis(100));
+            let look = location(&answer).and_then(|path| elsewhere(request, path));
+            let Some(look) = look.filter(|_| waited + wait <= POLL_FOR) else { return Ok(Err(wait)) };
+            tokio::select! {
+                () = rest(wait) => waited += wait,
+                () = cx.cancelled() => return Ok(Err(wait)),
+            }
+            answer = self.send(cx, &look).await?;
+        }
+        Ok(Ok(answer))
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "it waits for another service, whose time is nobody's clock")]
+async fn rest(time: Duration) {
+    tokio::time::sleep(time).await;
+}
+
+impl StepRunner for HttpSteps {
+    fn run<'a>(&'a self, cx: &'a StepCx) -> Ran<'a> {
+        Box::pin(self.attempt(cx))
+    }
+}
+
+fn request(asks: &Asks, cx: &StepCx) -> Result<HttpRequest, StepError> {
+    let mut request = asks.request(&Known(cx)).map_err(StepError::refused)?;
+    for (name, value) in [("saga", cx.saga_id()), ("saga-step", &cx.place()), ("saga-op", cx.op().as_str())] {
+        request.headers.insert(format!("redrive-{name}"), value.to_owned());
+    }
+    Ok(request)
+}
+
+/// What is known when a step is called.
+struct Known<'a>(&'a StepCx);
+
+impl Values for Known<'_> {
+    fn value(&self, root: &Root) -> Option<Value> {
+        let cx = self.0;
+        match root {
+            Root::Input => Some(cx.input().clone()),
+            Root::Step(name) => cx.value_of(name).cloned(),
+            Root::Own => cx.value_of(cx.step()).cloned(),
+            Root::Key => Some(cx.key().into()),
+            Root::RunKey => Some(cx.run_key().into()),
+            Root::SagaId => Some(cx.saga_id().into()),
+        }
+    }
+}
+
+fn is_under_way(answer: &Answer) -> bool {
+    answer.status == 425 || (answer.status == 202 && location(answer).is_some())
+}
+
+fn location(answer: &Answer) -> Option<&str> {
+    answer.headers.get("location").map(String::as_str)
+}
+
+/// A look at another address of the same origin; none at others.
+fn elsewhere(request: &HttpRequest, location: &str) -> Option<HttpRequest> {
+    if request.target.is_some() {
+        // A target's paths are below its base, and only whole paths can be told from that.
+        return None;
+    }
+    let base = url::Url::parse(&request.url).ok()?;
+    let url = base.join(location).ok().filter(|url| url.origin() == base.origin())?;
+    let mut look =
+        HttpRequest { method: "GET".into(), url: url.into(), body: None, body_base64: None, ..request.clone() };
+    look.headers.retain(|name, _| !name.to_ascii_lowercase().starts_with("content-"));
+    Some(look)
+}
+
+fn judged(op: Op, answer: &Answer) -> Result<Value, StepError> {
+    match answer.status {
+        200..300 => Ok(json!({ "status": answer.status, "headers": answer.headers, "body": answer.body_value() })),
+        404 | 410 if op == Op::Undo => Ok(Value::Null),
+        408 | 429 | 500.. => {
+            let failure = Failure::retry(format!("http.{}", answer.status), answer.said());
+            Err(StepError::Failed(match answer.retry_after {
+                Some(time) => failure.after(time),
+                None => failure,
+            }))
+        }
+        400..500 => Err(StepError::refused(answer.said())),
+        _ => Err(StepError::unknown(answer.said())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(status: u16) -> Answer {
+        Answer { status, ..Answer::default() }
+    }
+
+    #[test]
+    fn the_status_decides() {
+        for status in [200, 201, 202, 204, 299] {
+            assert!(judged(Op::Run, &answer(status)).is_ok(), "{status}");
+        }
+        for status in [408, 429, 500, 503, 599] {
+            assert!(matches!(judged(Op::Run, &answer(status)), Err(StepError::Failed(_))), "{status}");
+            assert!(matches!(judged(Op::Undo, &answer(status)), Err(StepError::Failed(_))), "{status}");
+        }
+        for status in [400, 401, 403, 404, 409, 410, 422] {
+            assert!(matches!(judged(Op::Run, &answer(status)), Err(StepError::Refused(_))), "{status}");
+            assert!(matches!(judged(Op::Confirm, &answer(status)), Err(StepError::Refused(_))), "{status}");
+            assert_eq!(judged(Op::Undo, &answer(status)).is_ok(), [404, 410].contains(&status), "{status}");
+        }
+        assert!(matches!(judged(Op::Run, &answer(302)), Err(StepError::Unknown(_))));
+        let body = Answer { body: Some("FAILURE".into()), ..answer(200) };
+        assert!(judged(Op::Run, &body).is_ok(), "whatever the body says");
+    }
+
+    #[test]
+    fn what_is_under_way_says_so() {
+        let located =
+            |status, to: &str| Answer { headers: [("location".to_owned(), to.to_owned())].into(), ..answer(status) };
+        assert!(is_under_way(&answer(425)) && is_under_way(&located(202, "/jobs/7")));
+        assert!(!is_under_way(&answer(202)) && !is_under_way(&located(201, "/things/7")));
+        let request = HttpRequest::post("https://h.example.org/a/b").with_body("x");
+        let at = |to: &str| elsewhere(&request, to).map(|request| request.url);
+        assert_eq!(at("/jobs/7").as_deref(), Some("https://h.example.org/jobs/7"));
+        assert_eq!(at("../jobs?x=1").as_deref(), Some("https://h.example.org/jobs?x=1"));
+        assert_eq!(at("https://elsewhere.example.org/jobs/7"), None);
+    }
+}

@@ -1,0 +1,271 @@
+//! What earlier answers give to later requests: `{{steps.hotel.body.id}}` in an address, a header or anywhere in a body.
+//!
+//! Between the braces is a path; or several with `|` between them, of which the first that there is counts:
+//! `{{self.body.id | key}}`. A text that is nothing but one template becomes the value itself, so numbers stay numbers; within a
+//! text, and in addresses and headers, values are written out. In an address they are encoded, so no value can change where it leads.
+
+use serde_json::Value;
+
+/// Where a path may begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Root {
+    /// The saga's input.
+    Input,
+    /// What came of an earlier step.
+    Step(String),
+    /// What came of this step: for its undo and its confirmation.
+    Own,
+    /// The idempotency key of this call.
+    Key,
+    /// That of the call that is undone or confirmed.
+    RunKey,
+    /// The saga's id.
+    SagaId,
+}
+
+/// A path: where it begins, and the fields below.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reference {
+    pub(super) root: Root,
+    fields: Vec<String>,
+}
+
+/// A text with templates in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Template(Vec<Piece>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Piece {
+    Text(String),
+    /// The first that there is.
+    Value(Vec<Reference>),
+}
+
+/// Where values come from.
+pub(super) trait Values {
+    fn value(&self, root: &Root) -> Option<Value>;
+
+    /// What is at a path; null is nothing.
+    fn at(&self, path: &Reference) -> Option<Value> {
+        let root = self.value(&path.root)?;
+        let below = path.fields.iter().try_fold(&root, |value, field| match value {
+            Value::Array(items) => items.get(field.parse::<usize>().ok()?),
+            other => other.get(field),
+        });
+        below.filter(|value| !value.is_null()).cloned()
+    }
+}
+
+/// How a value is written out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Encoding {
+    Plain,
+    /// As a part of an address.
+    Url,
+}
+
+impl Template {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let (mut pieces, mut rest) = (Vec::new(), text);
+        while let Some((before, after)) = rest.split_once("{{") {
+            let (inside, after) = after.split_once("}}").ok_or("has {{ without }}")?;
+            if !before.is_empty() {
+                pieces.push(Piece::Text(before.into()));
+            }
+            pieces.push(Piece::Value(inside.split('|').map(Reference::parse).collect::<Result<_, _>>()?));
+            rest = after;
+        }
+        if !rest.is_empty() {
+            pieces.push(Piece::Text(rest.into()));
+        }
+        Ok(Self(pieces))
+    }
+
+    pub(super) fn references(&self) -> impl Iterator<Item = &Reference> {
+        self.0.iter().flat_map(|piece| match piece {
+            Piece::Text(_) => [].as_slice(),
+            Piece::Value(all) => all.as_slice(),
+        })
+    }
+
+    /// Written out, or what is missing.
+    pub(super) fn text(&self, values: &impl Values, encoding: Encoding) -> Result<String, String> {
+        self.0.iter().try_fold(String::new(), |mut out, piece| {
+            match piece {
+                Piece::Text(text) => out.push_str(text),
+                Piece::Value(any) => {
+                    let text = written(&first(any, values)?);
+                    match encoding {
+                        Encoding::Plain => out.push_str(&text),
+                        Encoding::Url => out.extend(url::form_urlencoded::byte_serialize(text.as_bytes()).map(spaced)),
+                    }
+                }
+            }
+            Ok(out)
+        })
+    }
+
+    /// The value itself if there is nothing else, or the text.
+    fn value(&self, values: &impl Values) -> Result<Value, String> {
+        match self.0.as_slice() {
+            [Piece::Value(any)] => first(any, values),
+            _ => self.text(values, Encoding::Plain).map(Value::String),
+        }
+    }
+}
+
+/// A `+` is a space in a form, but not in a path.
+fn spaced(part: &str) -> &str {
+    if part == "+" { "%20" } else { part }
+}
+
+fn first(any: &[Reference], values: &impl Values) -> Result<Value, String> {
+    let there = any.iter().find_map(|path| values.at(path));
+    there.ok_or_else(|| format!("there is no {}", any.iter().map(Reference::shown).collect::<Vec<_>>().join(", nor ")))
+}
+
+/// A text as it is, everything else as JSON.
+fn written(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+impl Reference {
+    fn parse(path: &str) -> Result<Self, String> {
+        let mut names = path.trim().split('.').map(str::to_owned);
+        let unknown = || format!("{:?} is none of input, steps.NAME, self, key, run_key and saga.id", path.trim());
+        let root = match names.next().as_deref() {
+            Some("input") => Root::Input,
+            Some("self") => Root::Own,
+            Some("key") => Root::Key,
+            Some("run_key") => Root::RunKey,
+            Some("saga") if names.next().as_deref() == Some("id") => Root::SagaId,
+            Some("steps") => Root::Step(names.next().filter(|name| !name.is_empty()).ok_or_else(unknown)?),
+            _ => return Err(unknown()),
+        };
+        let fields: Vec<String> = names.collect();
+        if fields.iter().any(String::is_empty) { Err(unknown()) } else { Ok(Self { root, fields }) }
+    }
+
+    fn shown(&self) -> String {
+        let root = match &self.root {
+            Root::Input => "input".to_owned(),
+            Root::Step(name) => format!("steps.{name}"),
+            Root::Own => "self".into(),
+            Root::Key => "key".into(),
+            Root::RunKey => "run_key".into(),
+            Root::SagaId => "saga.id".into(),
+        };
+        [root].into_iter().chain(self.fields.iter().cloned()).collect::<Vec<_>>().join(".")
+    }
+}
+
+/// A JSON value in which every text may have templates.
+pub(super) fn fill(json: &Value, values: &impl Values) -> Result<Value, String> {
+    match json {
+        Value::String(text) => Template::parse(text)?.value(values),
+        Value::Array(items) => items.iter().map(|item| fill(item, values)).collect(),
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| Ok((name.clone(), fill(value, values)?)))
+            .collect::<Result<_, String>>()
+            .map(Value::Object),
+        other => Ok(other.clone()),
+    }
+}
+
+/// All templates in a JSON value, or what is wrong with the first that is none.
+pub(super) fn templates_in(json: &Value) -> Result<Vec<Template>, String> {
+    match json {
+        Value::String(text) => Ok(vec![Template::parse(text)?]),
+        Value::Array(items) => items.iter().try_fold(Vec::new(), |mut all, item| {
+            all.extend(templates_in(item)?);
+            Ok(all)
+        }),
+        Value::Object(fields) => fields.values().try_fold(Vec::new(), |mut all, value| {
+            all.extend(templates_in(value)?);
+            Ok(all)
+        }),
+        _ => Ok(Vec::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    struct Some7;
+
+    impl Values for Some7 {
+        fn value(&self, root: &Root) -> Option<Value> {
+            match root {
+                Root::Input => Some(json!({ "who": "Ada & co/../x", "n": 7, "list": [{ "id": 1 }], "none": null })),
+                Root::Step(name) if name == "hotel" => Some(json!({ "status": 201, "body": { "id": 42 } })),
+                Root::Key => Some(json!("trip-7/flight/run")),
+                _ => None,
+            }
+        }
+    }
+
+    fn text(template: &str, encoding: Encoding) -> Result<String, String> {
+        Template::parse(template)?.text(&Some7, encoding)
+    }
+
+    #[test]
+    fn values_are_put_in() {
+        let filled =
+            fill(&json!({ "a": "{{input.n}}", "b": "no. {{ input.n }}", "c": ["{{input.list}}"], "d": 1 }), &Some7);
+        assert_eq!(filled, Ok(json!({ "a": 7, "b": "no. 7", "c": [[{ "id": 1 }]], "d": 1 })));
+        assert_eq!(text("/h/{{steps.hotel.body.id}}/{{input.list.0.id}}", Encoding::Plain).unwrap(), "/h/42/1");
+        assert_eq!(text("{{self.body.id | key}}", Encoding::Plain).unwrap(), "trip-7/flight/run");
+    }
+
+    #[test]
+    fn no_value_changes_where_an_address_leads() {
+        assert_eq!(text("/p/{{input.who}}", Encoding::Url).unwrap(), "/p/Ada%20%26%20co%2F..%2Fx");
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_said() {
+        assert_eq!(
+            text("{{self.body.id | steps.car.body}}", Encoding::Plain).unwrap_err(),
+            "there is no self.body.id, nor steps.car.body"
+        );
+        assert!(text("{{input.none}}", Encoding::Plain).is_err(), "null is nothing to put in");
+        for wrong in [
+            "{{",
+            "{{input",
+            "{{}}",
+            "{{other.x}}",
+            "{{steps}}",
+            "{{steps.}}",
+            "{{input..x}}",
+            "{{saga.name}}",
+            "{{input.x |}}",
+        ] {
+            assert!(Template::parse(wrong).is_err(), "{wrong}");
+        }
+        assert!(Template::parse("no } templates { here }}").is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(template in "\\PC{0,40}") {
+            _ = text(&template, Encoding::Url);
+        }
+
+        /// What goes into an address is one part of it.
+        #[test]
+        fn values_in_addresses_are_one_part(value in any::<String>()) {
+            struct One(String);
+            impl Values for One {
+                fn value(&self, _: &Root) -> Option<Value> { Some(self.0.clone().into()) }
+            }
+            let path = Template::parse("/a/{{input}}/b").unwrap().text(&One(value), Encoding::Url).unwrap();
+            prop_assert_eq!(path.matches('/').count(), 3);
+            prop_assert!(!path.contains(['?', '#', '\\', ' ']));
+        }
+    }
+}

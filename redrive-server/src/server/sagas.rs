@@ -1,0 +1,432 @@
+//! Sagas: starting them, looking at them, telling them something, and what people do about one or many.
+
+use axum::Json as Shows;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use redrive::saga::{Event, Op, SagaState};
+use redrive::store::{Role, SagaFilter, SagaRecord, SagaSummary};
+use redrive::{Engine, Error, Result, Timestamp};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::App;
+use super::auth::{Caller, Operator, Viewer};
+use super::input::{Asked, Json, page};
+use super::problem::{Answer, Problem};
+use super::shapes::{SagaShape, SagaStateShape};
+
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(start))
+        .routes(routes!(list))
+        .routes(routes!(show))
+        .routes(routes!(signal))
+        .routes(routes!(act))
+        .routes(routes!(act_on_many))
+}
+
+/// A saga to be started.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct NewSaga {
+    /// Its id, the caller's: who starts it again with the same input is given what is there.
+    #[schema(min_length = 1, max_length = 255)]
+    id: String,
+    /// What it is about; steps reach it as `{{input.…}}`.
+    #[serde(default)]
+    #[schema(value_type = Value)]
+    input: Value,
+    /// What it consists of.
+    #[schema(value_type = SagaShape)]
+    saga: Value,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct StartedShown {
+    id: String,
+    /// Whether it was there already, with the same input.
+    existed: bool,
+}
+
+/// Start a saga
+///
+/// When this answers it is durable. With an id that is taken by the same saga and input, that one is answered (200); with another
+/// input it is a conflict.
+#[utoipa::path(post, path = "/sagas", tag = "sagas", request_body = NewSaga,
+    responses((status = 201, body = StartedShown), (status = 200, body = StartedShown, description = "It was there already.")))]
+async fn start(
+    State(app): State<App>,
+    Operator(_): Operator,
+    Json(new): Json<NewSaga>,
+) -> Answer<(StatusCode, Shows<StartedShown>)> {
+    let definition = crate::saga::definition(new.saga, app.delivery()?)?;
+    let started = app.engine()?.sagas().start_with(definition, &new.id, new.input).await?;
+    let status = if started.existed { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((status, Shows(StartedShown { id: started.id, existed: started.existed })))
+}
+
+/// Which sagas.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct OfSagas {
+    #[param(value_type = Option<SagaStateShape>, inline)]
+    state: Option<SagaState>,
+    name: Option<String>,
+    /// Those whose id begins so.
+    id_prefix: Option<String>,
+    /// Go on after this: `next` of the page before.
+    after: Option<String>,
+    /// Most entries of a page, up to 1,000. Default: 100.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+}
+
+impl OfSagas {
+    fn filter(&self) -> Result<SagaFilter> {
+        let after = self.after.as_deref().map(|after| {
+            let (time, id) = after.split_once(' ').unwrap_or_default();
+            let wrong = || Error::invalid("after", "must be `next` of the page before");
+            time.parse::<i64>().map(|ms| (Timestamp::from_millis(ms), id.to_owned())).map_err(|_| wrong())
+        });
+        let (name, id_prefix) = (self.name.clone(), self.id_prefix.clone());
+        if [&name, &id_prefix].iter().any(|text| text.as_ref().is_some_and(|text| text.contains('\0'))) {
+            return Err(Error::invalid("name", "must have no NUL"));
+        }
+        Ok(SagaFilter { state: self.state, name, id_prefix, after: after.transpose()? })
+    }
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct SagasShown {
+    /// The latest first.
+    #[schema(value_type = Vec<SagaGlance>)]
+    sagas: Vec<SagaSummary>,
+    /// There may be more: ask again with this as `after`.
+    next: Option<String>,
+}
+
+/// A saga at a glance.
+#[derive(Serialize, ToSchema)]
+#[allow(dead_code, reason = "it is read by the derive")]
+struct SagaGlance {
+    id: String,
+    name: String,
+    #[schema(value_type = SagaStateShape)]
+    state: SagaState,
+    /// How many events its journal has.
+    seq: i64,
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Timestamp,
+    /// Since when it has been in its state.
+    #[schema(value_type = String, format = DateTime)]
+    since: Timestamp,
+    /// When it goes on by itself, if it waits for a time.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    look_at: Option<Timestamp>,
+}
+
+/// List sagas
+#[utoipa::path(get, path = "/sagas", tag = "sagas", params(OfSagas), responses((status = 200, body = SagasShown)))]
+async fn list(State(app): State<App>, Viewer(_): Viewer, Asked(asked): Asked<OfSagas>) -> Answer<Shows<SagasShown>> {
+    let limit = page(asked.limit)?;
+    let sagas = app.store.sagas(&asked.filter()?, limit).await?;
+    let at = |saga: &SagaSummary| if asked.state.is_some() { saga.since } else { saga.created_at };
+    let next = sagas.last().filter(|_| sagas.len() == limit as usize);
+    let next = next.map(|saga| format!("{} {}", at(saga).as_millis(), saga.id));
+    Ok(Shows(SagasShown { sagas, next }))
+}
+
+/// A saga with all that is known of it.
+#[derive(Debug, Serialize, ToSchema)]
+struct SagaShown {
+    #[serde(flatten)]
+    #[schema(value_type = SagaGlance)]
+    summary: SagaSummary,
+    /// What it was started with; for viewers `"***"`.
+    #[schema(value_type = Value)]
+    input: Value,
+    /// Its steps and how they stand, in the order of the definition.
+    steps: Vec<StepShown>,
+    /// What has happened to it.
+    #[schema(value_type = Vec<Object>)]
+    journal: Vec<Value>,
+    /// What it consists of; for viewers without its requests.
+    #[schema(value_type = Object)]
+    definition: Value,
+}
+
+/// A step of a saga.
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+struct StepShown {
+    name: String,
+    after: Vec<String>,
+    /// `call`, `reserve`, `sleep` or `wait_for`.
+    kind: &'static str,
+    pivot: bool,
+    /// `pending`, `running`, `done`, `refused`, `unknown`, `skipped`, `confirming`, `confirmed`, `undoing`, `undone` or `undo_failed`.
+    state: &'static str,
+    /// Which time the saga comes past it, from 1.
+    round: u32,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    started_at: Option<Timestamp>,
+    /// When it came to its state.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    changed_at: Option<Timestamp>,
+    error: Option<String>,
+    /// What came of it; for viewers `"***"`.
+    #[schema(value_type = Value)]
+    output: Value,
+}
+
+/// Show a saga
+///
+/// With its steps and its journal.
+#[utoipa::path(get, path = "/sagas/{id}", tag = "sagas", params(("id" = String, Path)), responses((status = 200, body = SagaShown)))]
+async fn show(State(app): State<App>, Viewer(who): Viewer, Path(id): Path<String>) -> Answer<Shows<SagaShown>> {
+    let record = app.store.saga(&id).await?.ok_or_else(|| Problem::not_found("saga", &id))?;
+    Ok(Shows(shown(record, &who)?))
+}
+
+fn shown(record: SagaRecord, who: &Caller) -> Answer<SagaShown> {
+    let steps = steps(&record);
+    let plain = |e: serde_json::Error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", e.to_string());
+    let mut saga = SagaShown {
+        steps,
+        journal: record.journal.iter().map(serde_json::to_value).collect::<Result<_, _>>().map_err(plain)?,
+        definition: serde_json::to_value(&record.definition).map_err(plain)?,
+        summary: record.summary,
+        input: record.input,
+    };
+    if who.role == Role::Viewer {
+        let hidden = || json!("***");
+        saga.input = hidden();
+        saga.steps.iter_mut().filter(|step| !step.output.is_null()).for_each(|step| step.output = hidden());
+        let steps = saga.definition.get_mut("steps").and_then(Value::as_array_mut);
+        let whole = |value: &mut Value| {
+            ["spec", "output", "payload", "input"].iter().for_each(|name| {
+                value.get_mut(*name).into_iter().for_each(|value| *value = hidden());
+            })
+        };
+        steps.into_iter().flatten().for_each(whole);
+        saga.definition.get_mut("compensate_with").into_iter().for_each(whole);
+        saga.journal.iter_mut().for_each(whole);
+    }
+    Ok(saga)
+}
+
+/// How the steps stand, by the journal.
+fn steps(record: &SagaRecord) -> Vec<StepShown> {
+    let kind = |kind: &redrive::saga::StepKind| match kind {
+        redrive::saga::StepKind::Call => "call",
+        redrive::saga::StepKind::Reserve { .. } => "reserve",
+        redrive::saga::StepKind::Sleep { .. } => "sleep",
+        redrive::saga::StepKind::WaitFor { .. } => "wait_for",
+    };
+    let steps = record.definition.steps.iter().map(|step| StepShown {
+        name: step.name.clone(),
+        after: step.after.clone(),
+        kind: kind(&step.kind),
+        pivot: step.pivot,
+        state: "pending",
+        round: 1,
+        ..StepShown::default()
+    });
+    let mut steps: Vec<StepShown> = steps.collect();
+    for journaled in &record.journal {
+        let (work, state) = match &journaled.event {
+            Event::Started { work } => (work, ["running", "undoing", "confirming"]),
+            Event::Done { work, .. } => (work, ["done", "undone", "confirmed"]),
+            Event::Failed { work, refused: true, .. } => (work, ["refused", "undo_failed", "refused"]),
+            Event::Failed { work, .. } => (work, ["unknown", "undo_failed", "unknown"]),
+            Event::Skipped { work, .. } => (work, ["skipped"; 3]),
+            Event::TimeUp { work } => (work, ["done", "undone", "confirmed"]),
+            _ => continue,
+        };
+        let Some(step) = steps.iter_mut().find(|step| Some(&step.name) == work.step.as_ref()) else { continue };
+        let [run, undo, confirm] = state;
+        step.state = match work.op {
+            Op::Run => run,
+            Op::Undo => undo,
+            Op::Confirm => confirm,
+        };
+        (step.round, step.changed_at) = (work.round, Some(journaled.at));
+        match &journaled.event {
+            Event::Started { work } if work.op == Op::Run => {
+                (step.started_at, step.error, step.output) = (Some(journaled.at), None, Value::Null);
+            }
+            Event::Done { work, output, .. } if work.op == Op::Run => step.output = output.clone(),
+            Event::Failed { error, .. } => step.error = Some(error.clone()),
+            _ => {}
+        }
+    }
+    steps
+}
+
+/// What a saga is told.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Signalled {
+    /// What its step waits for.
+    signal: String,
+    #[serde(default)]
+    #[schema(value_type = Value)]
+    payload: Value,
+}
+
+/// Tell a saga something
+///
+/// What a step of it waits for, now or later; the payload is that step's output.
+#[utoipa::path(post, path = "/sagas/{id}/signals", tag = "sagas", params(("id" = String, Path)), request_body = Signalled,
+    responses((status = 204, description = "It has heard.")))]
+async fn signal(
+    State(app): State<App>,
+    Operator(who): Operator,
+    Path(id): Path<String>,
+    Json(told): Json<Signalled>,
+) -> Answer<StatusCode> {
+    app.engine()?.sagas().signal(&id, &told.signal, &told.payload, Some(&who.name)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// What people can do about a saga.
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum Action {
+    /// Try now what waits to be tried again, and again what was given up.
+    Retry,
+    /// Leave out what is under way, or has failed, of `step`. An undo that is left out is a gap.
+    Skip,
+    /// Say that what is under way, or has failed, of `step` is done, with `output`.
+    Resolve,
+    /// Give it another `input`, for all attempts to come.
+    EditInput,
+    /// Let it go on instead of back.
+    Forward,
+    /// Undo it.
+    Cancel,
+    /// End it as it is: nothing is undone.
+    Kill,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Act {
+    action: Action,
+    /// For `skip` and `resolve`.
+    step: Option<String>,
+    /// For `resolve`.
+    #[serde(default)]
+    #[schema(value_type = Value)]
+    output: Value,
+    /// For `edit_input`.
+    #[schema(value_type = Option<Value>)]
+    input: Option<Value>,
+    /// Why, for the audit.
+    #[schema(max_length = 1000)]
+    note: Option<String>,
+}
+
+impl Act {
+    async fn on(&self, engine: &Engine, id: &str, by: &str) -> Result<()> {
+        let (sagas, by, note) = (engine.sagas(), Some(by), self.note.as_deref());
+        let step = || self.step.as_deref().ok_or_else(|| Error::invalid("step", "must be given"));
+        match self.action {
+            Action::Retry => sagas.retry_now(id, by, note).await.map(|_| ()),
+            Action::Skip => sagas.skip(id, step()?, by, note).await,
+            Action::Resolve => sagas.resolve(id, step()?, self.output.clone(), by, note).await,
+            Action::EditInput => {
+                let input = self.input.clone().ok_or_else(|| Error::invalid("input", "must be given"))?;
+                sagas.edit_input(id, input, by, note).await
+            }
+            Action::Forward => sagas.forward(id, by, note).await,
+            Action::Cancel => sagas.cancel(id, by, note).await,
+            Action::Kill => sagas.kill(id, by, note).await,
+        }
+    }
+}
+
+/// Act on a saga
+#[utoipa::path(post, path = "/sagas/{id}/actions", tag = "sagas", params(("id" = String, Path)), request_body = Act,
+    responses((status = 200, body = SagaShown)))]
+async fn act(
+    State(app): State<App>,
+    Operator(who): Operator,
+    Path(id): Path<String>,
+    Json(act): Json<Act>,
+) -> Answer<Shows<SagaShown>> {
+    act.on(app.engine()?, &id, &who.name).await?;
+    let record = app.store.saga(&id).await?.ok_or_else(|| Problem::not_found("saga", &id))?;
+    Ok(Shows(shown(record, &who)?))
+}
+
+/// Which, and what is to be done to each.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct ActOnMany {
+    /// These. Default: those of `state` and `name`.
+    #[serde(default)]
+    #[schema(max_items = 1000)]
+    ids: Vec<String>,
+    #[schema(value_type = Option<SagaStateShape>)]
+    state: Option<SagaState>,
+    name: Option<String>,
+    /// Nothing is done; the answer says to which it would be.
+    #[serde(default)]
+    dry_run: bool,
+    act: Act,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct ActedOn {
+    id: String,
+    /// Why it was not done.
+    problem: Option<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct ManyActedOn {
+    /// At most 1,000: ask again for the rest.
+    sagas: Vec<ActedOn>,
+}
+
+const MOST: u32 = 1_000;
+
+/// Act on many sagas
+///
+/// Each by itself: one that cannot be acted on does not keep the others from it.
+#[utoipa::path(post, path = "/sagas/actions", tag = "sagas", request_body = ActOnMany, responses((status = 200, body = ManyActedOn)))]
+async fn act_on_many(
+    State(app): State<App>,
+    Operator(who): Operator,
+    Json(many): Json<ActOnMany>,
+) -> Answer<Shows<ManyActedOn>> {
+    let ids = which(&app, &many).await?;
+    let mut sagas = Vec::with_capacity(ids.len());
+    for id in ids {
+        let done = if many.dry_run { Ok(()) } else { many.act.on(app.engine()?, &id, &who.name).await };
+        sagas.push(ActedOn { id, problem: done.err().map(|e| e.to_string()) });
+    }
+    Ok(Shows(ManyActedOn { sagas }))
+}
+
+async fn which(app: &App, many: &ActOnMany) -> Answer<Vec<String>> {
+    if !many.ids.is_empty() {
+        let fits = many.ids.len() <= MOST as usize;
+        return if fits {
+            Ok(many.ids.clone())
+        } else {
+            Err(Error::invalid("ids", format!("are more than {MOST}")).into())
+        };
+    }
+    if many.state.is_none() && many.name.is_none() {
+        return Err(Error::invalid("ids", "must be given, or state or name").into());
+    }
+    let of = OfSagas { state: many.state, name: many.name.clone(), ..OfSagas::default() };
+    let found = app.store.sagas(&of.filter()?, MOST).await?;
+    Ok(found.into_iter().filter(|saga| !saga.state.is_final()).map(|saga| saga.id).collect())
+}
