@@ -46,6 +46,7 @@ mod attempt;
 mod business;
 mod columns;
 mod config;
+mod explain;
 mod handler;
 mod list;
 mod mail;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, pause};
 use crate::error::{Error, Result};
 use crate::store::Lock;
 use crate::store::pool::Use;
@@ -121,9 +121,9 @@ impl GuardedTable {
         report
     }
 
-    /// Longer than any wait between two renewals.
+    /// It is renewed while we wait for handlers, too; so after a crash others need not wait for as long as handlers may take.
     fn lock_time(&self) -> Duration {
-        Duration::from_secs(self.0.guard.claim_time().unsigned_abs().saturating_mul(2))
+        self.0.guard.handle_timeout.saturating_mul(3).clamp(Duration::from_secs(5), Duration::from_secs(30))
     }
 
     async fn lock(&self, now: Timestamp) -> Result<Option<Lock>> {
@@ -244,11 +244,21 @@ impl Poll<'_> {
         while !running.is_empty() {
             self.join_one(&mut running).await;
         }
-        Ok(goes_on)
+        Ok(goes_on && !self.report.held_elsewhere)
     }
 
+    /// Waits for one that ends; renews the lock meanwhile. Should that fail, those that run are still safe by their claims.
     async fn join_one(&mut self, running: &mut JoinSet<Result<Ended>>) {
-        match running.join_next().await {
+        let ended = loop {
+            tokio::select! {
+                ended = running.join_next() => break ended,
+                () = pause(self.table.lock_time() / 4) => {}
+            }
+            if let Err(e) = self.renew().await {
+                tracing::warn!(guard = self.table.service_name(), error = %e, "the lock could not be renewed");
+            }
+        };
+        match ended {
             Some(Ok(Ok(ended))) => self.report.note(ended),
             Some(Ok(Err(e))) => {
                 tracing::warn!(guard = self.table.service_name(), error = %e, "a row waits until its claim runs out");

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::clock::Timestamp;
-use crate::error::{Error, Result};
+use crate::error::{Error, Fault, Result};
 use crate::store::AuditEntry;
 use crate::store::db::query;
 use crate::store::pool::Use;
@@ -191,22 +191,31 @@ impl GuardedTable {
         .with(whole(guard.timeout).into());
         let normal = Condition::new("err_status IS NULL OR err_status NOT IN (4000, 4001)");
         let doing = format!("marking row {id} of {} as abnormal", guard.table);
-        retrying!(db.pools(), Use::Write, Scope::Statement, &doing, |c, tried| {
+        let marked = retrying!(db.pools(), Use::Write, Scope::Statement, &doing, |c, tried| {
             let (table, this) = (&sql.table, &is_this);
+            // Looked at first: MySQL would wait for the end of the transaction that has written it.
+            let is_there = format!("SELECT 1 FROM {table} WHERE {}", this.sql);
+            if c.row(query(is_there).bind_all(this.values.clone())).await?.is_none() {
+                return Ok(Marked::NoSuchRow);
+            }
             let update = format!("UPDATE {table} SET {} WHERE {} AND ({})", set.sql, this.sql, normal.sql);
             let update = query(update).bind_all(set.values.clone()).bind_all(this.values.clone());
-            if c.execute(update).await? > 0 {
-                return Ok(Marked::Changed);
+            // With a second try: the first may have done it, unheard.
+            let changed = c.execute(update).await? > 0 || tried > 0;
+            Ok(if changed { Marked::Changed } else { Marked::AlreadyAbnormal })
+        });
+        marked.map_err(|e| self.explained(e))
+    }
+
+    /// The commonest mistake has an explanation.
+    fn explained(&self, e: Error) -> Error {
+        match e {
+            Error::Database { doing, source } if source.fault == Fault::Busy => {
+                let why = "another transaction holds the row, perhaps the caller's own: mark it when that has ended";
+                Error::Database { doing: format!("{doing} ({why})"), source }
             }
-            let is_there = format!("SELECT 1 FROM {table} WHERE {}", this.sql);
-            let is_there = c.row(query(is_there).bind_all(this.values.clone())).await?.is_some();
-            Ok(match is_there {
-                // An earlier try may have done it, unheard.
-                true if tried > 0 => Marked::Changed,
-                true => Marked::AlreadyAbnormal,
-                false => Marked::NoSuchRow,
-            })
-        })
+            e => e,
+        }
     }
 
     fn user_is(&self, user: &RowValue) -> Result<Condition> {

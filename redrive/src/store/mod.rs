@@ -78,6 +78,7 @@ pub use bulk::{Bulk, BulkResult, BulkRun, BulkWhat, DeadAction, MOST_DRY, MOST_I
 pub use count::{Count, Exactness, MOST_EXACT, MethodCount, Overview};
 pub use db::{Connection, Dialect, Tx};
 pub use dead::{DeadTask, Redriven};
+pub(crate) use explain::explain;
 pub use faults::{Fault, Faults};
 pub use gate::GateAction;
 pub use hot::{Claimed, Due, Slice};
