@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::clock::Timestamp;
 use crate::error::{Error, Fault, Result};
 use crate::store::AuditEntry;
-use crate::store::db::query;
+use crate::store::db::{Dialect, query};
 use crate::store::pool::Use;
 use crate::store::retry::{Scope, retrying};
 
@@ -116,8 +116,8 @@ impl GuardedTable {
         guard.validate()?;
         let db = slot.database.open().await?;
         let catalogue = columns::ensure(&db, &guard).await?;
-        if guard.create_index && !catalogue.has_index() {
-            columns::create_index(&db, &guard).await?;
+        if guard.create_index && catalogue.index.is_none() {
+            columns::create_index(&db, &guard, shared).await?;
         }
         let sql = Sql::new(&guard, &catalogue, db.dialect())?;
         let (handler, shared) = (slot.handler.clone(), shared.clone());
@@ -152,6 +152,14 @@ impl GuardedTable {
     /// The id as this table has it: `"7"` is 7 where ids are integers.
     pub fn id(&self, id: impl Into<RowId>) -> Result<RowId> {
         self.0.sql.fit(&id.into())
+    }
+
+    /// SQLite, once it has statistics, takes an index of few values for useless; so it is told to use it while it is there.
+    pub(super) async fn find_index(&self) -> Result<()> {
+        if self.0.sql.dialect == Dialect::Sqlite {
+            self.0.sql.use_index(Catalogue::read(&self.0.db, &self.0.guard).await?.index.as_deref());
+        }
+        Ok(())
     }
 
     pub(super) fn now(&self) -> Timestamp {
