@@ -14,6 +14,7 @@ stores!(
     names_that_are_reserved_words_and_values_of_other_types_work,
     a_pool_of_the_applications_own_and_redrives_own_database_work,
     datetimes_are_in_the_databases_local_time,
+    an_entity_is_read_with_its_nine_columns,
 );
 
 async fn eight_nodes_start_at_once(db: Db) {
@@ -252,4 +253,35 @@ async fn sqlite_follows_tz(shop: &Shop) {
     // Eight hours ahead of what UTC has now.
     let ahead = "SELECT abs(strftime('%s', err_start_time) - strftime('%s', 'now') - 8 * 3600) < 60 FROM user_bill";
     assert_eq!(shop.sql(ahead).await, Some(1), "{shown}");
+}
+
+#[derive(redrive::guard::ErrColumns)]
+struct UserBill {
+    id: i64,
+    #[column("status")]
+    state: Option<String>,
+    err: redrive::guard::ErrColumns,
+}
+
+async fn an_entity_is_read_with_its_nine_columns(db: Db) {
+    let shop = Shop::open(db).await;
+    let (_guards, table) = shop.start(guard()).await;
+    shop.add(1, "FAIL", "").await;
+    shop.add(2, "SUCCESS", "").await;
+    assert_eq!(table.mark_abnormal(1).await.unwrap(), Marked::Changed);
+    shop.set(1, "err_next_retry_time=30 err_manual_notify_count=3").await;
+    let sql = "SELECT * FROM user_bill ORDER BY id";
+    let bills: Vec<UserBill> = match &mut shop.raw().await {
+        crate::harness::Raw::Sqlite(c) => sqlx::query_as(sql).fetch_all(c).await.unwrap(),
+        crate::harness::Raw::Postgres(c) => sqlx::query_as(sql).fetch_all(c).await.unwrap(),
+        crate::harness::Raw::MySql(c) => sqlx::query_as(sql).fetch_all(c).await.unwrap(),
+    };
+    let [one, two] = &*bills else { panic!("two bills") };
+    let shown = table.show(1).await.unwrap().columns;
+    let mut as_json = serde_json::to_value(&one.err).unwrap();
+    for (name, value) in as_json.as_object_mut().unwrap() {
+        assert_eq!(&shown[name], value, "{name}");
+    }
+    assert_eq!((one.id, one.state.as_deref(), one.err.err_manual_notify_count), (1, Some("FAIL"), Some(3)));
+    assert_eq!((two.id, &two.err), (2, &redrive::guard::ErrColumns::default()));
 }
