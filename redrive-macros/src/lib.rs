@@ -4,6 +4,7 @@ use proc_macro::TokenStream;
 use syn::{DeriveInput, parse_macro_input};
 
 mod backoff;
+mod err_columns;
 mod error_kind;
 mod errors;
 mod expand;
@@ -18,6 +19,13 @@ mod value;
 #[proc_macro_derive(ErrorKind, attributes(kind))]
 pub fn error_kind(input: TokenStream) -> TokenStream {
     error_kind::expand(&parse_macro_input!(input as DeriveInput)).unwrap_or_else(syn::Error::into_compile_error).into()
+}
+
+/// Reads an entity with sqlx: a struct with named fields, one of which is of the type `redrive::guard::ErrColumns`. The others
+/// are read by their names, or by `#[column("…")]`.
+#[proc_macro_derive(ErrColumns, attributes(column))]
+pub fn err_columns(input: TokenStream) -> TokenStream {
+    err_columns::expand(&parse_macro_input!(input as DeriveInput)).unwrap_or_else(syn::Error::into_compile_error).into()
 }
 
 #[doc = include_str!("retryable.md")]

@@ -12,6 +12,7 @@ pub use serde;
 use serde::Serialize;
 pub use serde_json;
 use serde_json::Value;
+pub use sqlx;
 
 use crate::classify::{Class, ErrorKind, Failure, Kind};
 use crate::clock::Timestamp;

@@ -35,6 +35,24 @@ fn transaction() {
 }
 
 #[test]
+fn guard_bill() {
+    let said = run("guard_bill", &[]);
+    let expected = [
+        "bill 7: marked as abnormal",
+        "no new bill for now: 异常处理示例: 2 rows of user 1000 are abnormal: 7 (4000), 8 (4000)",
+        "bill 7: \"SUCCESS\", err_status 2001",
+        "bill 8: \"FAIL\", err_status 4000, retries 1",
+        "bill 8: \"FAIL\", err_status 4001, retries 2",
+        "bill 8: \"SUCCESS\", err_status 2002",
+        "user 1000 may go on",
+    ];
+    let mut lines = said.lines();
+    for part in expected {
+        assert!(lines.any(|line| line.contains(part)), "{part:?} is missing, or in the wrong place: {said}");
+    }
+}
+
+#[test]
 fn inline_only() {
     assert!(run("inline_only", &[]).contains("try 3 for EUR: answered\n1 EUR = 1.0842 USD"));
 }

@@ -4,12 +4,14 @@
 //! found at the next look. Without the right to change the table, the error has the statements to run.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::store::db::{Connection, Dialect, Row, query};
 use crate::store::pool::Use;
 use crate::store::retry::{Scope, retrying};
 
+use super::Shared;
 use super::business::Db;
 use super::config::Guard;
 use super::value::Holds;
@@ -84,7 +86,8 @@ pub(super) struct Column {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Catalogue {
     pub(super) columns: Vec<Column>,
-    has_index: bool,
+    /// The index for the scans, by its name.
+    pub(super) index: Option<String>,
 }
 
 impl Catalogue {
@@ -92,8 +95,8 @@ impl Catalogue {
         let doing = format!("looking at the table {}", guard.table);
         retrying!(db.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
             let columns = read_columns(c, guard).await?;
-            let has_index = !columns.is_empty() && has_index(c, guard).await?;
-            Ok(Self { columns, has_index })
+            let index = if columns.is_empty() { None } else { index_of(c, guard).await? };
+            Ok(Self { columns, index })
         })
     }
 
@@ -109,14 +112,14 @@ impl Catalogue {
         }
         let missing: Vec<_> = ERR_COLUMNS.iter().filter(|wanted| self.column(wanted.name).is_none()).collect();
         let mut sql = statements_to_add(guard, dialect, &missing);
-        if !self.has_index {
+        if self.index.is_none() {
             sql.push(statement_for_index(guard, dialect));
         }
         Inspection {
             table,
             missing_columns: missing.iter().map(|column| column.name.to_owned()).collect(),
             problems: self.problems(guard, dialect),
-            missing_index: !self.has_index,
+            missing_index: self.index.is_none(),
             sql,
         }
     }
@@ -291,17 +294,17 @@ fn mysql_holds(kind: &str) -> Option<Holds> {
     }
 }
 
-/// Whether an index begins with `err_status, err_next_retry_time`.
-async fn has_index(c: &mut Connection<'_>, guard: &Guard) -> sqlx::Result<bool> {
+/// An index that begins with `err_status, err_next_retry_time`.
+async fn index_of(c: &mut Connection<'_>, guard: &Guard) -> sqlx::Result<Option<String>> {
     let (schema, name) = guard.parts();
     let rows = match c.dialect() {
         Dialect::Sqlite => {
-            let sql = "SELECT 1 FROM pragma_index_list(?, ?) AS l, pragma_index_info(l.name, ?) AS a, pragma_index_info(l.name, ?) AS b \
+            let sql = "SELECT l.name FROM pragma_index_list(?, ?) AS l, pragma_index_info(l.name, ?) AS a, pragma_index_info(l.name, ?) AS b \
                  WHERE l.partial = 0 AND a.seqno = 0 AND a.name = 'err_status' AND b.seqno = 1 AND b.name = 'err_next_retry_time'";
             c.rows(query(sql).bind(name).bind(schema).bind(schema).bind(schema)).await?
         }
         Dialect::Postgres => {
-            let sql = "SELECT 1 FROM pg_index i \
+            let sql = "SELECT CAST(n.relname AS text) FROM pg_index i JOIN pg_class n ON n.oid = i.indexrelid \
                  JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] \
                  JOIN pg_attribute b ON b.attrelid = i.indrelid AND b.attnum = i.indkey[1] \
                  WHERE i.indrelid = to_regclass(?) AND i.indisvalid AND i.indpred IS NULL \
@@ -309,14 +312,14 @@ async fn has_index(c: &mut Connection<'_>, guard: &Guard) -> sqlx::Result<bool> 
             c.rows(query(sql).bind(guard.quoted_table(Dialect::Postgres))).await?
         }
         Dialect::MySql => {
-            let sql = "SELECT 1 FROM information_schema.statistics a JOIN information_schema.statistics b \
+            let sql = "SELECT CAST(a.index_name AS CHAR) FROM information_schema.statistics a JOIN information_schema.statistics b \
                  ON b.table_schema = a.table_schema AND b.table_name = a.table_name AND b.index_name = a.index_name \
                  WHERE a.table_schema = COALESCE(?, DATABASE()) AND a.table_name = ? AND a.seq_in_index = 1 \
                  AND a.column_name = 'err_status' AND b.seq_in_index = 2 AND b.column_name = 'err_next_retry_time'";
             c.rows(query(sql).bind(schema).bind(name)).await?
         }
     };
-    Ok(!rows.is_empty())
+    rows.first().map(|row| row.columns().text().map(str::to_owned)).transpose()
 }
 
 /// The statements that add these columns: nullable and without default, so that no row is rewritten.
@@ -352,10 +355,14 @@ fn statements_to_add(guard: &Guard, dialect: Dialect, missing: &[&ErrColumn]) ->
 /// The most that all databases take for the name of an index, less what is appended.
 const LONGEST_STEM: usize = 50;
 
+fn index_name(guard: &Guard, dialect: Dialect) -> String {
+    let stem = crate::task::storable(guard.parts().1, LONGEST_STEM);
+    quoted(&format!("{stem}_err_scan"), dialect)
+}
+
 fn statement_for_index(guard: &Guard, dialect: Dialect) -> String {
     let (schema, name) = guard.parts();
-    let stem = crate::task::storable(name, LONGEST_STEM);
-    let index = quoted(&format!("{stem}_err_scan"), dialect);
+    let index = index_name(guard, dialect);
     let columns = format!("({}, {})", quoted("err_status", dialect), quoted("err_next_retry_time", dialect));
     match (dialect, schema) {
         // SQLite has the schema before the index, not before the table.
@@ -434,31 +441,44 @@ async fn add(db: &Db, guard: &Guard, statements: &[String]) -> Result<()> {
     })
 }
 
-/// Creates the index, if nobody else has.
-pub(super) async fn create_index(db: &Db, guard: &Guard) -> Result<()> {
-    let sql = statement_for_index(guard, db.dialect());
-    tracing::info!(guard = guard.name(), table = guard.table, "creating an index: {sql}");
-    let doing = format!("creating the index for the scans of {}", guard.table);
-    let created = retrying!(db.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
-        if c.dialect() != Dialect::Postgres {
-            return c.script(sql.clone()).await;
-        }
-        // It waits for transactions that have begun before it, however long they take; given up, it would leave an index
-        // that is not used.
-        c.script("SET lock_timeout = 0".into()).await?;
-        let created = c.script(sql.clone()).await;
-        c.script("RESET lock_timeout".into()).await?;
-        created
-    });
-    match created {
-        // Another node was quicker.
-        Err(_) if Catalogue::read(db, guard).await?.has_index => Ok(()),
-        created => created,
-    }
+/// How long a node may take to create an index before another tries.
+const INDEX_TIME: Duration = Duration::from_secs(3600);
+
+/// Creates the index, unless another node is at it: that may take long on a big table, and nothing waits for it.
+pub(super) async fn create_index(db: &Db, guard: &Guard, shared: &Shared) -> Result<()> {
+    let name = crate::task::storable(&format!("guard-index:{}", guard.table), 100);
+    let Some(lock) = shared.store.lock(&name, &shared.owner, INDEX_TIME, shared.clock.now()).await? else {
+        tracing::info!(guard = guard.name(), "another node creates the index");
+        return Ok(());
+    };
+    let created = create_index_alone(db, guard).await;
+    shared.store.unlock(&lock).await?;
+    created
 }
 
-impl Catalogue {
-    pub(super) fn has_index(&self) -> bool {
-        self.has_index
+async fn create_index_alone(db: &Db, guard: &Guard) -> Result<()> {
+    if Catalogue::read(db, guard).await?.index.is_some() {
+        return Ok(()); // another node was quicker
     }
+    let (drop, create) = (statement_to_drop_index(guard), statement_for_index(guard, db.dialect()));
+    tracing::info!(guard = guard.name(), table = guard.table, "creating an index: {create}");
+    let doing = format!("creating the index for the scans of {}", guard.table);
+    retrying!(db.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
+        if c.dialect() != Dialect::Postgres {
+            return c.script(create.clone()).await;
+        }
+        // It waits for transactions that have begun before it, however long they take. One that was given up has left an
+        // index that is not used: it goes first.
+        c.script("SET lock_timeout = 0".into()).await?;
+        c.script(drop.clone()).await?;
+        let created = c.script(create.clone()).await;
+        c.script("RESET lock_timeout".into()).await?;
+        created
+    })
+}
+
+fn statement_to_drop_index(guard: &Guard) -> String {
+    let (schema, _) = guard.parts();
+    let schema = schema.map(|schema| format!("{}.", quoted(schema, Dialect::Postgres))).unwrap_or_default();
+    format!("DROP INDEX CONCURRENTLY IF EXISTS {schema}{}", index_name(guard, Dialect::Postgres))
 }

@@ -11,15 +11,16 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, pause};
 use crate::error::{Error, Result};
 use crate::store::Lock;
 use crate::store::pool::Use;
 use crate::store::retry::{Scope, retrying};
 
 use super::attempt::{Ended, Found};
+use super::err_status::{ABNORMAL, AUTO_SUCCESS, MANUAL};
 use super::mail::Digest;
-use super::sql::{Condition, Seconds};
+use super::sql::{Condition, Seconds, Sql};
 use super::table::{GuardedTable, whole};
 use super::value::RowId;
 
@@ -121,9 +122,9 @@ impl GuardedTable {
         report
     }
 
-    /// Longer than any wait between two renewals.
+    /// It is renewed while we wait for handlers, too; so after a crash others need not wait for as long as handlers may take.
     fn lock_time(&self) -> Duration {
-        Duration::from_secs(self.0.guard.claim_time().unsigned_abs().saturating_mul(2))
+        self.0.guard.handle_timeout.saturating_mul(3).clamp(Duration::from_secs(5), Duration::from_secs(30))
     }
 
     async fn lock(&self, now: Timestamp) -> Result<Option<Lock>> {
@@ -154,7 +155,7 @@ impl GuardedTable {
     async fn ids(&self, condition: &Condition, doing: &str) -> Result<Vec<RowId>> {
         let sql = &self.0.sql;
         retrying!(self.0.db.pools(), Use::Read, Scope::Statement, doing, |c, _| {
-            let rows = c.rows(sql.select(&sql.id_text(), condition, "", BATCH)).await?;
+            let rows = c.rows(sql.scan(&sql.id_text(), condition, "", BATCH)).await?;
             rows.iter().map(|row| sql.read_id(&mut row.columns())).collect()
         })
     }
@@ -164,7 +165,7 @@ impl GuardedTable {
         let (due, columns) = (sql.due(now)?, Found::columns(sql));
         let doing = format!("looking for rows of {} that are due", self.table_name());
         retrying!(self.0.db.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
-            let rows = c.rows(sql.select(&columns, &due, "ORDER BY err_next_retry_time", RETRY_BATCH)).await?;
+            let rows = c.rows(sql.scan(&columns, &due, "ORDER BY err_next_retry_time", RETRY_BATCH)).await?;
             rows.iter().map(|row| Found::read(sql, row)).collect()
         })
     }
@@ -172,7 +173,7 @@ impl GuardedTable {
     /// How many rows are abnormal.
     async fn measure(&self) -> Result<()> {
         let counts = self.counts_of("4000, 4001").await?;
-        for code in [super::err_status::ABNORMAL, super::err_status::MANUAL] {
+        for code in [ABNORMAL, MANUAL] {
             let rows = counts.0.get(&code).copied().unwrap_or_default();
             let guard = self.service_name().to_owned();
             metrics::gauge!("redrive_guard_rows", "guard" => guard, "status" => code.to_string()).set(rows as f64);
@@ -183,6 +184,7 @@ impl GuardedTable {
 
 impl Poll<'_> {
     async fn run(&mut self) -> Result<()> {
+        self.table.find_index().await?;
         self.heal().await?;
         self.retry().await?;
         if self.is_over() || !self.renew().await? {
@@ -201,10 +203,12 @@ impl Poll<'_> {
     async fn heal(&mut self) -> Result<()> {
         let (table, sql) = (self.table, &self.table.0.sql);
         let now = Condition::new(format!("err_start_time = {}", sql.at("?"))).with(sql.time(table.seconds()));
-        self.report.started = table.change_all("healing", &sql.heal_start(), &now).await?;
         let closed = Condition::new("err_status = 2001, err_next_retry_time = NULL");
-        self.report.healed = table.change_all("healing", &sql.heal_success()?, &closed).await?;
-        table.count_change(super::err_status::AUTO_SUCCESS, self.report.healed);
+        for code in [ABNORMAL, MANUAL] {
+            self.report.started += table.change_all("healing", &Sql::heal_start(code), &now).await?;
+            self.report.healed += table.change_all("healing", &sql.heal_success(code)?, &closed).await?;
+        }
+        table.count_change(AUTO_SUCCESS, self.report.healed);
         Ok(())
     }
 
@@ -244,11 +248,21 @@ impl Poll<'_> {
         while !running.is_empty() {
             self.join_one(&mut running).await;
         }
-        Ok(goes_on)
+        Ok(goes_on && !self.report.held_elsewhere)
     }
 
+    /// Waits for one that ends; renews the lock meanwhile. Should that fail, those that run are still safe by their claims.
     async fn join_one(&mut self, running: &mut JoinSet<Result<Ended>>) {
-        match running.join_next().await {
+        let ended = loop {
+            tokio::select! {
+                ended = running.join_next() => break ended,
+                () = pause(self.table.lock_time() / 4) => {}
+            }
+            if let Err(e) = self.renew().await {
+                tracing::warn!(guard = self.table.service_name(), error = %e, "the lock could not be renewed");
+            }
+        };
+        match ended {
             Some(Ok(Ok(ended))) => self.report.note(ended),
             Some(Ok(Err(e))) => {
                 tracing::warn!(guard = self.table.service_name(), error = %e, "a row waits until its claim runs out");
@@ -284,7 +298,7 @@ impl Poll<'_> {
         let timed_out = sql.timed_out(table.seconds(), whole(table.0.guard.timeout));
         let set = Condition::new("err_status = 4001, err_next_retry_time = NULL, err_next_remind_staff_time = NULL");
         self.report.promoted = table.change_all("promoting", &timed_out, &set).await?;
-        table.count_change(super::err_status::MANUAL, self.report.promoted);
+        table.count_change(MANUAL, self.report.promoted);
         Ok(())
     }
 
@@ -321,7 +335,7 @@ impl GuardedTable {
         );
         let doing = format!("looking for rows of {} that people are to be told of", self.table_name());
         let (named, total) = retrying!(self.0.db.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
-            let rows = c.rows(sql.select(&columns, &to_tell, "", NAMED)).await?;
+            let rows = c.rows(sql.scan(&columns, &to_tell, "", NAMED)).await?;
             let named = rows.iter().map(|row| super::mail::read(sql, row)).collect::<sqlx::Result<Vec<_>>>()?;
             let total = match named.len() {
                 few if few < NAMED => few as i64,
@@ -359,7 +373,7 @@ impl GuardedTable {
             (sql.to_tell(now)?, format!("{}, COALESCE(err_manual_notify_count, 0)", sql.id_text()));
         let doing = format!("looking for rows of {} that people were told of", self.table_name());
         retrying!(self.0.db.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
-            let rows = c.rows(sql.select(&columns, &to_tell, "", BATCH)).await?;
+            let rows = c.rows(sql.scan(&columns, &to_tell, "", BATCH)).await?;
             let read = |row: &crate::store::db::Row| {
                 let mut c = row.columns();
                 Ok((sql.read_id(&mut c)?, c.int()?))

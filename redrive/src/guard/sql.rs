@@ -3,6 +3,8 @@
 //! Every scan goes by `err_status`, with the code written out, so that an index on `err_status, err_next_retry_time` serves
 //! all of them: none reads more than the rows that are abnormal.
 
+use std::sync::{Arc, PoisonError, RwLock};
+
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::store::db::{Columns, Dialect, Query, Value, query};
@@ -21,6 +23,8 @@ pub(super) struct Sql {
     pub(super) user: Option<Field>,
     success: RowValue,
     fail: RowValue,
+    /// What names the index to be used.
+    hint: Arc<RwLock<String>>,
 }
 
 /// A column that values are compared with.
@@ -95,6 +99,7 @@ impl Sql {
             user: guard.user_field.as_deref().map(field).transpose()?,
             success: given(&guard.success_value, "success_value")?,
             fail: given(&guard.fail_value, "fail_value")?,
+            hint: Arc::default(),
         })
     }
 
@@ -186,14 +191,15 @@ impl Sql {
         format!("{} IN ({})", self.id.quoted, vec![&*self.id.slot; n].join(", "))
     }
 
-    /// A condition of a scan.
-    pub(super) fn heal_start(&self) -> Condition {
-        Condition::new("err_status IN (4000, 4001) AND err_start_time IS NULL")
+    /// Rows of this code that have no start. (One code at a time: for two of them together SQLite may prefer to read the
+    /// whole table.)
+    pub(super) fn heal_start(code: i64) -> Condition {
+        Condition::new(format!("err_status = {code} AND err_start_time IS NULL"))
     }
 
-    pub(super) fn heal_success(&self) -> Result<Condition> {
-        let sql = format!("err_status IN (4000, 4001) AND {}", self.status_is());
-        Ok(Condition::new(sql).with(self.success()?))
+    /// Rows of this code whose business status is success.
+    pub(super) fn heal_success(&self, code: i64) -> Result<Condition> {
+        Ok(Condition::new(format!("err_status = {code} AND {}", self.status_is())).with(self.success()?))
     }
 
     /// Rows that are to be retried, as source 5 has it.
@@ -223,7 +229,20 @@ impl Sql {
         Ok(Condition::new(sql).with(self.time(now)).with(self.fail()?))
     }
 
+    /// From now on scans use this index.
+    pub(super) fn use_index(&self, name: Option<&str>) {
+        let hint = name.map(|name| format!("INDEXED BY {}", quoted(&name.replace('"', "\"\""), self.dialect)));
+        *self.hint.write().unwrap_or_else(PoisonError::into_inner) = hint.unwrap_or_default();
+    }
+
     /// Some rows of a scan: these columns of them.
+    pub(super) fn scan(&self, columns: &str, condition: &Condition, order: &str, limit: usize) -> Query<'static> {
+        let hint = self.hint.read().unwrap_or_else(PoisonError::into_inner);
+        let sql = format!("SELECT {columns} FROM {} {hint} WHERE {} {order} LIMIT {limit}", self.table, condition.sql);
+        query(sql).bind_all(condition.values.clone())
+    }
+
+    /// Some rows: these columns of them.
     pub(super) fn select(&self, columns: &str, condition: &Condition, order: &str, limit: usize) -> Query<'static> {
         let sql = format!("SELECT {columns} FROM {} WHERE {} {order} LIMIT {limit}", self.table, condition.sql);
         query(sql).bind_all(condition.values.clone())

@@ -5,9 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::clock::Timestamp;
-use crate::error::{Error, Result};
+use crate::error::{Error, Fault, Result};
 use crate::store::AuditEntry;
-use crate::store::db::query;
+use crate::store::db::{Dialect, query};
 use crate::store::pool::Use;
 use crate::store::retry::{Scope, retrying};
 
@@ -116,8 +116,8 @@ impl GuardedTable {
         guard.validate()?;
         let db = slot.database.open().await?;
         let catalogue = columns::ensure(&db, &guard).await?;
-        if guard.create_index && !catalogue.has_index() {
-            columns::create_index(&db, &guard).await?;
+        if guard.create_index && catalogue.index.is_none() {
+            columns::create_index(&db, &guard, shared).await?;
         }
         let sql = Sql::new(&guard, &catalogue, db.dialect())?;
         let (handler, shared) = (slot.handler.clone(), shared.clone());
@@ -152,6 +152,14 @@ impl GuardedTable {
     /// The id as this table has it: `"7"` is 7 where ids are integers.
     pub fn id(&self, id: impl Into<RowId>) -> Result<RowId> {
         self.0.sql.fit(&id.into())
+    }
+
+    /// SQLite, once it has statistics, takes an index of few values for useless; so it is told to use it while it is there.
+    pub(super) async fn find_index(&self) -> Result<()> {
+        if self.0.sql.dialect == Dialect::Sqlite {
+            self.0.sql.use_index(Catalogue::read(&self.0.db, &self.0.guard).await?.index.as_deref());
+        }
+        Ok(())
     }
 
     pub(super) fn now(&self) -> Timestamp {
@@ -191,22 +199,31 @@ impl GuardedTable {
         .with(whole(guard.timeout).into());
         let normal = Condition::new("err_status IS NULL OR err_status NOT IN (4000, 4001)");
         let doing = format!("marking row {id} of {} as abnormal", guard.table);
-        retrying!(db.pools(), Use::Write, Scope::Statement, &doing, |c, tried| {
+        let marked = retrying!(db.pools(), Use::Write, Scope::Statement, &doing, |c, tried| {
             let (table, this) = (&sql.table, &is_this);
+            // Looked at first: MySQL would wait for the end of the transaction that has written it.
+            let is_there = format!("SELECT 1 FROM {table} WHERE {}", this.sql);
+            if c.row(query(is_there).bind_all(this.values.clone())).await?.is_none() {
+                return Ok(Marked::NoSuchRow);
+            }
             let update = format!("UPDATE {table} SET {} WHERE {} AND ({})", set.sql, this.sql, normal.sql);
             let update = query(update).bind_all(set.values.clone()).bind_all(this.values.clone());
-            if c.execute(update).await? > 0 {
-                return Ok(Marked::Changed);
+            // With a second try: the first may have done it, unheard.
+            let changed = c.execute(update).await? > 0 || tried > 0;
+            Ok(if changed { Marked::Changed } else { Marked::AlreadyAbnormal })
+        });
+        marked.map_err(|e| self.explained(e))
+    }
+
+    /// The commonest mistake has an explanation.
+    fn explained(&self, e: Error) -> Error {
+        match e {
+            Error::Database { doing, source } if source.fault == Fault::Busy => {
+                let why = "another transaction holds the row, perhaps the caller's own: mark it when that has ended";
+                Error::Database { doing: format!("{doing} ({why})"), source }
             }
-            let is_there = format!("SELECT 1 FROM {table} WHERE {}", this.sql);
-            let is_there = c.row(query(is_there).bind_all(this.values.clone())).await?.is_some();
-            Ok(match is_there {
-                // An earlier try may have done it, unheard.
-                true if tried > 0 => Marked::Changed,
-                true => Marked::AlreadyAbnormal,
-                false => Marked::NoSuchRow,
-            })
-        })
+            e => e,
+        }
     }
 
     fn user_is(&self, user: &RowValue) -> Result<Condition> {

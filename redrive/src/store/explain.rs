@@ -55,7 +55,7 @@ impl Store {
     }
 }
 
-async fn explain(c: &mut Connection<'_>, statement: Query<'_>) -> sqlx::Result<String> {
+pub(crate) async fn explain(c: &mut Connection<'_>, statement: Query<'_>) -> sqlx::Result<String> {
     let (prefix, column) = match c.dialect() {
         Dialect::Sqlite => ("EXPLAIN QUERY PLAN", 3),
         Dialect::Postgres => ("EXPLAIN", 0),

@@ -81,6 +81,7 @@ pub use count::{Count, Exactness, MOST_EXACT, MethodCount, Overview};
 pub use db::{Connection, Dialect, Tx};
 pub(crate) use db::{Query, Row, database_error, query};
 pub use dead::{DeadTask, Redriven};
+pub(crate) use explain::explain;
 pub use faults::{Fault, Faults};
 pub use gate::GateAction;
 pub use hot::{Claimed, Due, Slice};
