@@ -16,7 +16,7 @@ use super::pool::{Pools, Use};
 use super::retry::{Scope, retrying};
 
 /// The schema that this binary knows.
-pub(super) const VERSION: i64 = 4;
+pub(super) const VERSION: i64 = 6;
 /// The oldest schema version whose binaries can work on [`VERSION`].
 const COMPATIBLE_WITH: i64 = 1;
 
@@ -26,6 +26,8 @@ const MIGRATIONS: [&str; VERSION as usize] = [
     include_str!("../../migrations/0002_notice.sql"),
     include_str!("../../migrations/0003_table.sql"),
     include_str!("../../migrations/0004_people.sql"),
+    "", // 0005 comes with sagas
+    include_str!("../../migrations/0006_history.sql"),
 ];
 
 /// Brings the schema up to date, or says why that cannot be.
