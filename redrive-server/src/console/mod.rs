@@ -26,12 +26,18 @@
 //! 6. Its address in `tests/console.rs`, where all pages are tried with markup in every value, as a viewer, in both languages.
 
 mod assets;
+mod bulk;
 mod chart;
+mod dead;
 mod fields;
+mod filter;
 mod html;
 mod login;
 mod overview;
+mod policy;
 mod session;
+mod task;
+mod tasks;
 mod visit;
 mod words;
 
@@ -59,7 +65,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 
 /// The pages of the menu, in their order.
 fn menu(f: &Frame) -> Vec<(&'static str, &'static str)> {
-    vec![("/", f.w.overview)]
+    vec![("/", f.w.overview), ("/tasks", f.w.tasks), ("/dead", f.w.dead)]
 }
 
 pub(crate) fn routes(app: &App, limit: Duration) -> Router<App> {
@@ -68,8 +74,18 @@ pub(crate) fn routes(app: &App, limit: Duration) -> Router<App> {
         .route("/login", get(login::show).post(login::log_in))
         .route("/logout", post(login::log_out))
         .route("/preferences", post(login::prefer))
+        .route("/tasks", get(tasks::list))
+        .route("/tasks/{id}", get(task::show))
+        .route("/tasks/{id}/{action}", post(task::act))
+        .route("/dead", get(dead::list))
+        .route("/dead/{id}", get(task::show))
+        .route("/dead/{id}/{action}", post(task::act))
         .layer(from_fn_with_state(limit, crate::server::in_time));
-    let pages = quick.layer(from_fn_with_state(app.clone(), dress));
+    // What may rightly take long.
+    let patient = Router::new()
+        .route("/tasks/bulk", get(bulk::ask_tasks).post(bulk::run_tasks))
+        .route("/dead/bulk", get(bulk::ask_dead).post(bulk::run_dead));
+    let pages = quick.merge(patient).layer(from_fn_with_state(app.clone(), dress));
     pages.route("/assets/{version}/{name}", get(assets::serve))
 }
 

@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-use aes_gcm::aead::{Aead, Generate as _, Key, KeyInit as _, Payload};
+use aes_gcm::aead::{Aead, Generate as _, Key, Payload};
 use aes_gcm::{Aes256Gcm, Nonce};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;

@@ -206,6 +206,183 @@ words! {
     oldest_due: "First due", "最早到期";
     no_methods: "There are no tasks and no dead letters.", "没有任务，也没有死信。";
 
+    // Tasks.
+    tasks_lead: "What waits or runs, newest first. What has died is among the dead letters.", "等待或执行中的任务，最新的在前。已死亡的任务见死信。";
+    filter: "Filter", "筛选";
+    search: "Search", "搜索";
+    clear: "Clear", "清除";
+    any: "any", "不限";
+    task: "Task", "任务";
+    id: "Id", "编号";
+    key: "Key", "键";
+    status: "Status", "状态";
+    due: "Due", "到期";
+    business: "Business", "业务";
+    business_type: "Business type", "业务类型";
+    business_id: "Business id", "业务编号";
+    error_kind: "Kind of error", "错误类别";
+    error_text: "Text in the error", "错误文本";
+    created: "Created", "创建";
+    created_by: "Created by", "创建者";
+    created_within: "Created in the last", "创建于最近";
+    created_from: "Created from (UTC)", "创建时间自（UTC）";
+    created_before: "Created before (UTC)", "创建时间至（UTC）";
+    attempts: "Attempts", "尝试次数";
+    last_error: "Last error", "最近错误";
+    next_try: "Next attempt", "下次尝试";
+    newest: "Newest", "最新";
+    older: "Older", "更早";
+    look_on: "Look on", "继续查找";
+    select: "Select", "选择";
+    select_all: "Select all of this page", "全选本页";
+    none_yet: "None in the part that was looked through. There is more.", "已查找的部分中没有符合的，后面还有。";
+    none_found: "Nothing matches this filter.", "没有符合筛选条件的记录。";
+    none_found_dead: "Look among the dead letters", "在死信中查找";
+    no_tasks: "Nothing waits and nothing runs. This enqueues a task:", "没有等待或执行中的任务。可这样提交一个任务：";
+    state_running: "running", "执行中";
+    state_stopping: "stopping", "正在停止";
+    state_retrying: "retrying", "重试中";
+    state_scheduled: "scheduled", "已安排";
+    state_due: "due", "到期";
+    state_dead: "dead", "死信";
+    retry_now: "Retry now", "立即重试";
+    cancel: "Cancel", "取消";
+    fail: "Give up", "判为失败";
+    sure_cancel: "Cancel this task? It will not be tried again, and nobody is told.", "取消此任务？将不再重试，也不通知任何人。";
+    sure_fail: "Give this task up? It becomes a dead letter.", "放弃此任务？它将成为死信。";
+
+    // One task.
+    what_to_do: "What to do about it", "如何处理";
+    life: "Its life", "经过";
+    facts: "Facts", "信息";
+    policy: "Policy", "策略";
+    tries: "Attempts so far and to come", "已有和将来的尝试";
+    coming: "If it goes on failing, it is tried at", "若持续失败，将在以下时间重试";
+    edit_policy: "Edit the policy", "编辑策略";
+    policy_json: "As JSON; what is left out has its default", "JSON 格式；省略的字段取默认值";
+    save: "Save", "保存";
+    params: "Params", "参数";
+    params_hidden: "Viewers do not see params.", "只读用户不可查看参数。";
+    response: "Response", "响应";
+    put_off: "Put off", "推迟";
+    put_off_n: "{0} times, without counting an attempt: its gate was open, its handler asked to wait, or its node stopped",
+        "{0} 次，未计入尝试：闸门打开、处理程序要求等待，或节点停止";
+    gate: "Gate", "闸门";
+    gate_open: "open", "打开";
+    crashes: "Crashes", "崩溃次数";
+    priority: "Priority", "优先级";
+    origin: "Brought back from", "恢复自";
+    redriven_as: "Brought back as", "已恢复为";
+    trace: "Trace", "追踪";
+    ended_at: "Ended", "结束";
+    by: "by {0}", "操作人：{0}";
+    on_node: "node {0}", "节点 {0}";
+    life_created: "Enqueued", "提交";
+    life_earlier: "{0} earlier attempts failed; their errors are not kept", "更早的 {0} 次尝试失败，其错误未保留";
+    life_failed: "Attempt {0} failed", "第 {0} 次尝试失败";
+    life_running: "Attempt {0} runs", "第 {0} 次尝试执行中";
+    life_stopping: "ends after this attempt, unless it succeeds", "若本次未成功，之后即结束";
+    life_next: "Attempt {0}", "第 {0} 次尝试";
+    life_notified: "People were told that it keeps failing", "已通知相关人员其持续失败";
+    life_dead: "Dead: {0}", "成为死信：{0}";
+    life_person: "{0}: {1}", "{0}：{1}";
+    refused: "refused: {0}", "被拒绝：{0}";
+    ended_done: "done", "已完成";
+    ended_cancelled: "cancelled", "已取消";
+    ended_rejected: "rejected at once", "首次即被拒绝";
+    ended_dropped: "given up and dropped", "放弃并丢弃";
+    ended_resolved: "resolved by a person", "人工解决";
+    ended_discarded: "discarded by a person", "人工丢弃";
+    ended_redriven: "brought back as a new task", "已恢复为新任务";
+
+    // A policy in words.
+    policy_tries: "Tries up to {0} times over about {1}, then {2}.", "最多尝试 {0} 次，历时约 {1}，之后{2}。";
+    policy_once: "Tries once, then {0}.", "只尝试一次，之后{0}。";
+    policy_unlimited: "Tries until it succeeds.", "一直尝试直到成功。";
+    policy_then_dead: "it is a dead letter", "成为死信";
+    policy_then_escalate: "it is a dead letter and people are reminded of it", "成为死信并持续提醒相关人员";
+    policy_then_drop: "it goes without a letter", "直接丢弃，不留死信";
+    policy_grows: "Waits {0} … up to {1} after a failure", "失败后依次等待 {0} … 最长 {1}";
+    policy_fixed: "Waits {0} after each failure", "每次失败后等待 {0}";
+    policy_list: "Waits {0} after failures, the last one again and again", "失败后依次等待 {0}，最后一项重复";
+    policy_jitter_add: ", and up to {0} more by chance.", "，并随机增加最多 {0}。";
+    policy_jitter: ", spread by chance.", "，并随机打散。";
+    policy_no_jitter: ".", "。";
+    policy_timeout: "An attempt that takes longer than {0} has failed.", "单次尝试超过 {0} 即为失败。";
+    policy_duration: "No attempt begins later than {0} after it was created.", "创建 {0} 之后不再开始新的尝试。";
+    policy_deadline: "No attempt begins after {0}.", "{0} 之后不再开始新的尝试。";
+    policy_retry_for: "Only these errors are tried again: {0}.", "仅重试这些错误：{0}。";
+    policy_no_retry_for: "These errors are not tried again: {0}.", "不重试这些错误：{0}。";
+    policy_success_if: "It has succeeded if {0}.", "成功条件：{0}。";
+    policy_notify_failures: "People are told after {0} failures.", "失败 {0} 次后通知相关人员。";
+    policy_notify_for: "People are told when it has failed for {0}.", "持续失败 {0} 后通知相关人员。";
+    policy_on_success: "Then {0} is called with the result.", "成功后以结果调用 {0}。";
+    policy_on_failure: "If it is given up, {0} is called.", "放弃时调用 {0}。";
+    policy_on_crash: "It is not repeated after a crash, but waits for a person.", "崩溃后不自动重复，等待人工处理。";
+    policy_keep: "It is kept when it has succeeded.", "成功后保留记录。";
+
+    // Dead letters.
+    dead_lead: "Tasks that were given up and wait for somebody.", "已放弃、等待人工处理的任务。";
+    groups: "What they died of", "死亡原因分组";
+    group_many: "{0} like this since", "{0} 条同类，始于";
+    group_one: "{0} like this,", "{0} 条，于";
+    groups_cut: "Of the newest {0} letters, the {1} largest groups.", "仅统计最新 {0} 条中最大的 {1} 组。";
+    last_one: "the last", "最近";
+    show: "Show", "查看";
+    redrive_all: "Redrive all", "全部恢复";
+    all_owned: "all taken over", "均已有人负责";
+    reason_why: "Why", "原因";
+    died: "Died", "死亡时间";
+    owner: "Owner", "负责人";
+    owned_no: "nobody", "无人";
+    owned_yes: "somebody", "有人";
+    no_dead: "No dead letters: nothing waits for a person.", "没有死信：无需人工处理。";
+    redrive: "Redrive", "恢复";
+    resolve: "Resolve", "标记解决";
+    discard: "Discard", "丢弃";
+    sure_discard: "Discard this letter? It will not be done.", "丢弃此死信？它将不会被执行。";
+    take_over: "Take over", "接手";
+    acknowledge: "I have seen it", "我已看到";
+    note: "Note", "备注";
+    reminded: "Reminders", "提醒";
+    reminded_n: "{0} sent", "已发送 {0} 次";
+    next_reminder: "Next reminder", "下次提醒";
+
+    // Many at once.
+    bulk: "To many at once", "批量操作";
+    bulk_which: "To", "对象";
+    bulk_selected: "those that are ticked", "已勾选的";
+    bulk_all: "all that the filter finds", "筛选出的全部";
+    bulk_retry: "Retry {0} tasks now?", "立即重试 {0} 个任务？";
+    bulk_cancel: "Cancel {0} tasks?", "取消 {0} 个任务？";
+    bulk_fail: "Give up {0} tasks?", "放弃 {0} 个任务？";
+    bulk_redrive: "Redrive {0} dead letters?", "恢复 {0} 条死信？";
+    bulk_resolve: "Resolve {0} dead letters?", "标记 {0} 条死信为已解决？";
+    bulk_discard: "Discard {0} dead letters?", "丢弃 {0} 条死信？";
+    bulk_lead: "Nothing is done yet. It goes batch by batch; leave the page to stop it after the batch under way.",
+        "尚未执行。将分批进行；离开页面即在当前批次后停止。";
+    bulk_rate: "At most so many a second", "每秒最多";
+    bulk_rate_none: "as many as go", "不限";
+    bulk_go: "Do it", "执行";
+    bulk_no: "Go back", "返回";
+    bulk_back: "To the list", "回到列表";
+    bulk_progress: "Progress", "进度";
+    bulk_done: "Done", "完成";
+    bulk_requested: "Asked to stop", "已请求停止";
+    bulk_skipped: "Passed over", "跳过";
+    bulk_failed: "Failed", "失败";
+    bulk_finished: "That was all.", "全部完成。";
+    bulk_broken: "It could not go on; what is done is done:", "无法继续；已完成的部分有效：";
+    skipped_twin: "a task with the same key lives", "已有相同键的任务";
+    skipped_gone: "gone meanwhile", "期间已消失";
+    skipped_running: "running", "执行中";
+    skipped_busy: "changed just then", "正在变化";
+    span_15m: "15 minutes", "15 分钟";
+    span_1h: "hour", "1 小时";
+    span_6h: "6 hours", "6 小时";
+    span_1d: "day", "1 天";
+    span_7d: "7 days", "7 天";
+
     // Why a task is dead.
     reason_exhausted: "out of attempts", "次数用尽";
     reason_expired: "out of time", "超过时限";
@@ -239,6 +416,55 @@ impl Words {
             FailedByHand => self.reason_failed_by_hand,
             Crashed => self.reason_crashed,
             Undecodable => self.reason_undecodable,
+        }
+    }
+
+    pub(super) fn ended(&self, how: redrive::store::EndedAs) -> &'static str {
+        use redrive::store::EndedAs::{Cancelled, Discarded, Done, Dropped, Redriven, Rejected, Resolved};
+        match how {
+            Done => self.ended_done,
+            Cancelled => self.ended_cancelled,
+            Rejected => self.ended_rejected,
+            Dropped => self.ended_dropped,
+            Resolved => self.ended_resolved,
+            Discarded => self.ended_discarded,
+            Redriven => self.ended_redriven,
+        }
+    }
+
+    /// Spans of time to choose from.
+    pub(crate) fn spans(&self) -> [(&'static str, &'static str); 5] {
+        [("15m", self.span_15m), ("1h", self.span_1h), ("6h", self.span_6h), ("1d", self.span_1d), ("7d", self.span_7d)]
+    }
+
+    /// Why one of many was passed over.
+    pub(crate) fn skipped<'w>(&'w self, why: &'w str) -> &'w str {
+        match why {
+            "twin" => self.skipped_twin,
+            "gone" => self.skipped_gone,
+            "running" => self.skipped_running,
+            "busy" => self.skipped_busy,
+            other => other,
+        }
+    }
+
+    /// A field of a filter.
+    pub(crate) fn field<'w>(&'w self, name: &'w str) -> &'w str {
+        match name {
+            "status" => self.status,
+            "method" => self.method,
+            "key" => self.key,
+            "business_type" => self.business_type,
+            "business_id" => self.business_id,
+            "kind" => self.error_kind,
+            "error" => self.error_text,
+            "last" => self.created_within,
+            "from" => self.created_from,
+            "before" => self.created_before,
+            "due" => self.due,
+            "reason" => self.reason_why,
+            "owned" | "owner" => self.owner,
+            other => other,
         }
     }
 
