@@ -12,6 +12,7 @@
 #[allow(clippy::indexing_slicing, reason = "a tool for measuring: a panic in it is a report")]
 mod bench;
 mod cli;
+mod console;
 mod demo;
 mod guards;
 pub mod http;

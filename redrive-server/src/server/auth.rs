@@ -15,7 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::extract::{ConnectInfo, FromRequestParts};
+use axum::extract::{ConnectInfo, FromRequestParts, OriginalUri};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use redrive::Timestamp;
@@ -87,7 +87,7 @@ impl Known {
 }
 
 /// The token that was sent, if it is good.
-async fn find(app: &App, sent: &str, now: Timestamp) -> redrive::Result<Option<Token>> {
+pub(crate) async fn find(app: &App, sent: &str, now: Timestamp) -> redrive::Result<Option<Token>> {
     let hash: [u8; 32] = Sha256::digest(sent).into();
     if let Some(token) = app.known.get(&hash, now) {
         return Ok(Some(token));
@@ -129,41 +129,59 @@ async fn allowed(parts: &Parts, app: &App, wanted: Role) -> Result<Caller, Probl
     if let Some(local) = parts.extensions.get::<Caller>() {
         return Ok(local.clone()); // the command line, in this process
     }
-    let now = app.clock.now();
-    let from = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| address.ip());
     let sent = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let token = match sent.and_then(|sent| sent.strip_prefix("Bearer ")) {
-        Some(sent) => find(app, sent.trim(), now).await?,
-        None => None,
+    let bearer = sent.and_then(|sent| sent.strip_prefix("Bearer ")).map(|sent| sent.trim().to_owned());
+    let sent = match bearer {
+        // A browser that is logged in to the console may look; whatever changes something takes more than a cookie.
+        None if sent.is_none() && parts.method.is_safe() => crate::console::token_of(app, &parts.headers).await?,
+        bearer => bearer.or(sent.map(|_| String::new())),
     };
-    let Some(token) = token else {
-        if from.is_some_and(|from| app.wrong.is_many(from, now)) {
-            let detail = "too many wrong tokens came from your address; wait a minute";
-            return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "too_many_wrong_tokens", detail));
-        }
-        from.iter().for_each(|from| app.wrong.note(*from, now));
-        let why = if sent.is_some() { "the token is not known, expired or revoked" } else { "there is no token" };
-        refuse(app, parts, &from.map_or("unknown".into(), |ip| ip.to_string()), why).await;
-        let detail = format!("{why}; send one as `Authorization: Bearer rdr_…` (redrive token create makes one)");
-        return Err(Problem::new(StatusCode::UNAUTHORIZED, "no_token", detail));
-    };
-    if token.role < wanted {
-        let why = format!("{} takes {}, the token is of a {}", path(parts), wanted.as_str(), token.role.as_str());
-        refuse(app, parts, &token.name, &why).await;
-        return Err(Problem::new(StatusCode::FORBIDDEN, "not_allowed", why));
-    }
-    Ok(Caller { name: token.name, role: token.role })
+    let token = known(app, parts, sent.as_deref()).await?;
+    may(app, parts, Caller { name: token.name, role: token.role }, wanted).await
 }
 
-/// As the caller wrote it: the router has taken off the beginning.
+/// The token that was sent, if it is good. Wrong ones are counted and in the audit.
+pub(crate) async fn known(app: &App, parts: &Parts, sent: Option<&str>) -> Result<Token, Problem> {
+    let now = app.clock.now();
+    let from = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| address.ip());
+    if let Some(sent) = sent
+        && let Some(token) = find(app, sent, now).await?
+    {
+        return Ok(token);
+    }
+    if from.is_some_and(|from| app.wrong.is_many(from, now)) {
+        let detail = "too many wrong tokens came from your address; wait a minute";
+        return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "too_many_wrong_tokens", detail));
+    }
+    from.iter().for_each(|from| app.wrong.note(*from, now));
+    let why = if sent.is_some() { "the token is not known, expired or revoked" } else { "there is no token" };
+    refuse(app, parts, &from.map_or("unknown".into(), |ip| ip.to_string()), why).await;
+    let detail = format!("{why}; send one as `Authorization: Bearer rdr_…` (redrive token create makes one)");
+    Err(Problem::new(StatusCode::UNAUTHORIZED, "no_token", detail))
+}
+
+/// The caller, if its role is enough.
+pub(crate) async fn may(app: &App, parts: &Parts, who: Caller, wanted: Role) -> Result<Caller, Problem> {
+    if who.role >= wanted {
+        return Ok(who);
+    }
+    let why = format!("{} takes {}, the token is of a {}", path(parts), wanted.as_str(), who.role.as_str());
+    refuse(app, parts, &who.name, &why).await;
+    Err(Problem::new(StatusCode::FORBIDDEN, "not_allowed", why))
+}
+
+/// As the caller wrote it: the router may have taken off the beginning.
 fn path(parts: &Parts) -> String {
-    format!("{}{}", super::API, parts.uri.path())
+    let whole = parts.extensions.get::<OriginalUri>().map(|OriginalUri(uri)| uri.path());
+    whole.unwrap_or(parts.uri.path()).to_owned()
 }
 
 /// The audit knows of it. That it could not be told is no reason to let anybody in.
 async fn refuse(app: &App, parts: &Parts, who: &str, why: &str) {
-    let action = format!("api.{}", parts.method.as_str().to_lowercase());
-    let entry = AuditEntry::new(who, &action, path(parts)).refused(why);
+    let path = path(parts);
+    let through = if path.starts_with(super::API) { "api" } else { "console" };
+    let action = format!("{through}.{}", parts.method.as_str().to_lowercase());
+    let entry = AuditEntry::new(who, &action, path).refused(why);
     if let Err(e) = app.store.audit(&entry, app.clock.now()).await {
         tracing::warn!(error = %e, who, why, "a refused call could not be written to the audit");
     }

@@ -184,12 +184,18 @@ fn which<F>(ids: Option<Vec<TaskId>>, filter: Option<F>) -> Answer<Which<F>> {
 
 async fn begin(app: App, mut bulk: Bulk, how: How) -> Answer<Response> {
     (bulk.per_second, bulk.note) = (how.per_second, how.note);
-    let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
     if how.dry_run {
         let count = app.store.dry_run(&bulk).await?;
+        let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
         return Ok((kind, line(&Line::DryRun { count })).into_response());
     }
+    streamed(app, bulk).await
+}
+
+/// Does it, with a line after each batch.
+pub(crate) async fn streamed(app: App, bulk: Bulk) -> Answer<Response> {
     let run = app.store.begin_bulk(bulk, app.clock.now()).await?;
+    let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
     Ok((kind, Body::from_stream(steps(app, run))).into_response())
 }
 

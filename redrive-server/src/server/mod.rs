@@ -15,8 +15,8 @@
 //! | `guards` | failed rows of business tables |
 //! | `people` | what they did, and their tokens |
 
-mod auth;
-mod bulk;
+pub(crate) mod auth;
+pub(crate) mod bulk;
 mod cluster;
 mod dead;
 mod enqueue;
@@ -28,7 +28,7 @@ mod health;
 mod input;
 mod openapi;
 mod people;
-mod problem;
+pub(crate) mod problem;
 mod sagas;
 mod settings;
 mod shapes;
@@ -50,6 +50,7 @@ use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 use utoipa_axum::router::OpenApiRouter;
 
+use crate::console::Sealer;
 use crate::http::HttpDelivery;
 use problem::Problem;
 
@@ -63,18 +64,20 @@ pub(crate) const API: &str = "/api/v1";
 pub(crate) struct App(Arc<Shared>);
 
 pub(crate) struct Shared {
-    store: Store,
+    pub(crate) store: Store,
     /// Not there when the command line works on a database directly.
-    engine: Option<Engine>,
+    pub(crate) engine: Option<Engine>,
     delivery: Option<HttpDelivery>,
     /// Made when they are first asked for, if there is no server.
     guards: OnceCell<Guards>,
     metrics: Option<PrometheusHandle>,
     /// Those of a command line; an engine has its own, which change.
     settings: Arc<Settings>,
-    clock: Clock,
+    pub(crate) clock: Clock,
     wrong: auth::Wrong,
     known: auth::Known,
+    /// Made or read when somebody first comes with a cookie.
+    sealer: tokio::sync::OnceCell<Sealer>,
     stopping: CancellationToken,
 }
 
@@ -107,16 +110,21 @@ impl Shared {
     }
 
     /// Something may be due.
-    fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.engine.iter().for_each(Engine::wake);
     }
 
-    fn settings(&self) -> Arc<Settings> {
+    /// What seals the cookies of the console.
+    pub(crate) async fn sealer(&self) -> redrive::Result<&Sealer> {
+        self.sealer.get_or_try_init(async || Ok(Sealer::new(self.store.console_key(self.clock.now()).await?))).await
+    }
+
+    pub(crate) fn settings(&self) -> Arc<Settings> {
         self.engine.as_ref().map_or_else(|| self.settings.clone(), Engine::settings)
     }
 
     /// Sets a field, on all nodes.
-    async fn set(&self, path: &str, value: Option<serde_json::Value>, by: &str) -> redrive::Result<()> {
+    pub(crate) async fn set(&self, path: &str, value: Option<serde_json::Value>, by: &str) -> redrive::Result<()> {
         if let Some(engine) = &self.engine {
             return engine.set(path, value, by).await.map(|_| ());
         }
@@ -139,6 +147,7 @@ impl App {
             settings: Arc::new(settings),
             wrong: auth::Wrong::default(),
             known: auth::Known::default(),
+            sealer: tokio::sync::OnceCell::new(),
             stopping: CancellationToken::new(),
         })
     }
@@ -241,7 +250,8 @@ fn router(app: App, limits: &ServerSettings) -> Router {
     router
         .merge(guards.with_state(()))
         .merge(openapi::routes(document))
-        .fallback(problem::no_such_route)
+        .merge(crate::console::routes(&app, limits.request_timeout))
+        .fallback(crate::console::no_such_page)
         .method_not_allowed_fallback(problem::no_such_method)
         .layer(axum::extract::DefaultBodyLimit::max(limits.max_body))
         .layer(tower_http::timeout::RequestBodyTimeoutLayer::new(limits.request_timeout))
@@ -249,7 +259,11 @@ fn router(app: App, limits: &ServerSettings) -> Router {
 }
 
 /// Answers that take too long are given up.
-async fn in_time(State(limit): State<std::time::Duration>, request: Request, next: axum::middleware::Next) -> Response {
+pub(crate) async fn in_time(
+    State(limit): State<std::time::Duration>,
+    request: Request,
+    next: axum::middleware::Next,
+) -> Response {
     let answer = tokio::time::timeout(limit, next.run(request)).await;
     answer.unwrap_or_else(|_| problem::too_slow().into_response())
 }

@@ -8,30 +8,30 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 /// An answer that says what is wrong.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Problem {
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Problem {
     /// For programs: it does not change.
-    code: &'static str,
-    status: u16,
+    pub(crate) code: &'static str,
+    pub(crate) status: u16,
     title: &'static str,
     /// What was being done, and to what.
-    detail: String,
+    pub(crate) detail: String,
     /// Each field that is wrong.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     errors: Vec<Wrong>,
 }
 
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 #[schema(as = WrongField)]
 struct Wrong {
     field: String,
     problem: String,
 }
 
-pub(super) type Answer<T> = Result<T, Problem>;
+pub(crate) type Answer<T> = Result<T, Problem>;
 
 impl Problem {
-    pub(super) fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
+    pub(crate) fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
         let title = status.canonical_reason().unwrap_or("Error");
         Self { code, status: status.as_u16(), title, detail: detail.into(), errors: Vec::new() }
     }
@@ -41,7 +41,7 @@ impl Problem {
         Envelope::bad(StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), self.detail)
     }
 
-    pub(super) fn not_found(what: &str, id: impl std::fmt::Display) -> Self {
+    pub(crate) fn not_found(what: &str, id: impl std::fmt::Display) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", format!("there is no {what} {id}"))
     }
 }
@@ -80,11 +80,12 @@ impl IntoResponse for Problem {
             }
             _ => {}
         }
+        response.extensions_mut().insert(self); // the console shows it as a page
         response
     }
 }
 
-pub(super) async fn no_such_route(uri: axum::http::Uri) -> Problem {
+pub(crate) async fn no_such_route(uri: axum::http::Uri) -> Problem {
     Problem::new(StatusCode::NOT_FOUND, "no_such_route", format!("there is nothing at {}", uri.path()))
 }
 

@@ -26,6 +26,7 @@ mod events;
 mod executor;
 mod gates;
 mod handler;
+mod history;
 mod inline;
 mod inserter;
 mod journals;
@@ -143,6 +144,7 @@ struct Shared {
     timers: Mutex<BTreeSet<(Timestamp, String)>>,
     journal_hook: Option<saga::Hook>,
     signals: Signals,
+    tally: history::Tally,
     gates: Gates,
     /// Whether any method here has a gate.
     has_gates: bool,
@@ -420,6 +422,7 @@ impl Builder {
             timers: Mutex::default(),
             journal_hook: self.journal_hook,
             signals,
+            tally: history::Tally::default(),
             gates: Gates::default(),
             has_gates,
             wake: Wake::default(),
@@ -503,6 +506,7 @@ impl Engine {
     pub async fn enqueue_in(&self, connection: impl Into<Connection<'_>>, task: impl IntoTask) -> Result<Enqueued> {
         let new = task.into_new_task(&self.defaults())?;
         let answers = self.0.store.insert_in(connection, vec![new], self.0.clock.now()).await?;
+        self.0.tally.add(answers.iter().filter(|answer| !answer.existed).map(|_| signals::Signal::Enqueued));
         answers.first().copied().ok_or(Error::NotFound { what: "answer to", id: "an enqueue".into() })
     }
 

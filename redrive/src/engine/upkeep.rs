@@ -14,30 +14,38 @@ use crate::store::{Count, KeyWalk, MethodDepth, Rotated};
 use crate::task::Lane;
 
 use super::Shared;
+use super::history::{Recorder, Seen};
 
 const EVERY: Duration = Duration::from_secs(15);
 
 pub(super) async fn run(shared: Arc<Shared>) {
-    let (mut walk, mut gauges) = (KeyWalk::default(), Gauges::default());
+    let (mut walk, mut gauges, mut recorder) = (KeyWalk::default(), Gauges::default(), Recorder::default());
     loop {
         tokio::select! {
             () = pause(EVERY) => {}
             () = shared.stopping.cancelled() => return,
         }
-        if shared.me.may_work()
-            && let Err(e) = shared.keep_up(&mut walk, &mut gauges).await
-        {
+        if !shared.me.may_work() {
+            continue;
+        }
+        let kept_up = shared.keep_up(&mut walk, &mut gauges).await;
+        let seen = kept_up.unwrap_or_else(|e| {
             tracing::warn!(error = %e, "upkeep failed; trying again");
+            None
+        });
+        if let Err(e) = shared.record(&mut recorder, seen).await {
+            tracing::debug!(error = %e, "what happened could not be written; a curve will have a gap");
         }
     }
 }
 
 impl Shared {
-    async fn keep_up(&self, walk: &mut KeyWalk, gauges: &mut Gauges) -> Result<()> {
+    /// What it has seen on the way; `None`: another node does it.
+    async fn keep_up(&self, walk: &mut KeyWalk, gauges: &mut Gauges) -> Result<Option<Seen>> {
         let (me, now) = (self.me.number().to_string(), self.clock.now());
         if self.store.lock("upkeep", &me, EVERY * 2, now).await?.is_none() {
             gauges.clear(); // another node tells of them now
-            return Ok(());
+            return Ok(None);
         }
         // Each by itself: a user who may not drop tables still has his keys swept and his tasks counted.
         let retention = self.settings().retention.clone();
@@ -52,10 +60,14 @@ impl Shared {
         if let Err(e) = self.store.sweep_old(&retention, walk, now).await {
             tracing::warn!(error = %e, "what is past its time could not be removed; trying again");
         }
-        gauges.report_dead(self.store.count_dead().await?.1);
-        let depths = self.store.depths().await?;
-        gauges.report(&depths, self.clock.now());
-        self.report_unhandled(&depths).await
+        let (letters, by_reason) = self.store.count_dead().await?;
+        gauges.report_dead(by_reason);
+        let (depths, now) = (self.store.depths().await?, self.clock.now());
+        gauges.report(&depths, now);
+        self.report_unhandled(&depths).await?;
+        let first = depths.iter().filter_map(|depth| depth.oldest_due).min();
+        let waiting = depths.iter().map(|depth| depth.depth).sum();
+        Ok(Some(Seen { waiting, letters: letters.n, lag: first.map_or(Duration::ZERO, |due| now.since(due)) }))
     }
 
     fn say(&self, rotated: &Rotated) {

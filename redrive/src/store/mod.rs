@@ -13,9 +13,10 @@
 //! | `hot`, `claimed` | finding what is due, claiming it |
 //! | `settle`, `first_try` | ending attempts, rescuing what dead nodes held |
 //! | `task`, `dead`, `archive` | looking at tasks and what people do to them |
+//! | `history`, `glance` | what happened in each minute; what is due, and what letters died of |
 //! | `search`, `count` | finding and counting with a bounded number of rows |
 //! | `acting`, `bulk`, `audit` | what people do under their names, to one or to many, and the record of it |
-//! | `token` | who may use the API |
+//! | `token`, `console_key` | who may use the API and the console |
 //! | `retention` | what is old enough to go |
 //! | `method`, `setting` | what waits of each method, and which are paused; what people have set |
 //! | `node`, `lock` | nodes, fences, named locks |
@@ -32,6 +33,7 @@ mod audit;
 mod bulk;
 mod claimed;
 mod connect;
+mod console_key;
 mod count;
 pub(crate) mod db;
 mod dead;
@@ -39,6 +41,8 @@ mod explain;
 mod faults;
 mod first_try;
 mod gate;
+mod glance;
+mod history;
 mod hot;
 mod insert;
 mod key;
@@ -84,6 +88,8 @@ pub use dead::{DeadTask, Redriven};
 pub(crate) use explain::explain;
 pub use faults::{Fault, Faults};
 pub use gate::GateAction;
+pub use glance::{DeadGroup, DeadGroups};
+pub use history::Moment;
 pub use hot::{Claimed, Due, Slice};
 pub(crate) use insert::Callers;
 pub use insert::{Enqueued, Prepared};

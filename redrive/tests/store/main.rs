@@ -13,6 +13,8 @@ mod claim;
 mod count;
 mod dead;
 mod explain;
+mod glance;
+mod history;
 mod insert;
 mod keys;
 mod list;

@@ -1,0 +1,39 @@
+// Times as the reader has them: in their zone, and how long ago. The server's clock counts, not this machine's.
+
+const root = document.documentElement;
+const lang = root.lang || undefined;
+let ahead = Number(root.dataset.now) - Date.now();
+const relative = new Intl.RelativeTimeFormat(lang, { numeric: "auto", style: "short" });
+const whole = new Intl.DateTimeFormat(lang, { dateStyle: "medium", timeStyle: "medium" });
+const exact = new Intl.DateTimeFormat(lang, { dateStyle: "full", timeStyle: "long" });
+const clock = new Intl.DateTimeFormat(lang, { hour: "2-digit", minute: "2-digit" });
+const units = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
+
+function ago(time) {
+  const seconds = Math.round((time - Date.now() - ahead) / 1000);
+  const [unit, size] = units.find(([, size]) => Math.abs(seconds) >= size) ?? units.at(-1);
+  return relative.format(Math.trunc(seconds / size), unit);
+}
+
+const put = (element, text) => { if (element.textContent !== text) element.textContent = text; };
+
+// All times below an element.
+export function show(below = document) {
+  for (const element of below.querySelectorAll("time[data-show]")) {
+    const time = new Date(element.dateTime);
+    if (!element.title) element.title = exact.format(time);
+    const shown = element.dataset.show;
+    put(element, shown === "ago" ? ago(time) : shown === "at" ? whole.format(time) : `${whole.format(time)} · ${ago(time)}`);
+  }
+  for (const element of below.querySelectorAll("text[data-time]")) put(element, clock.format(Number(element.dataset.time)));
+}
+
+// A page that was loaded anew tells what time it is.
+export function sync(now) {
+  if (now) ahead = Number(now) - Date.now();
+}
+
+export function start() {
+  show();
+  setInterval(() => { if (!document.hidden) show(); }, 1000);
+}

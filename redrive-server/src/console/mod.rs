@@ -1,0 +1,137 @@
+//! The console: pages for people, rendered here, under `/`. They do what the API does, by the same functions of the store, with
+//! the same audit. Without JavaScript they can be read and used; with it they follow what happens.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `visit`, `session`, `login` | who looks, how they like it, and that forms are theirs |
+//! | `words` | every word of every page, in English and Chinese |
+//! | `fields`, `filter` | queries and forms; which tasks or letters a page is about |
+//! | `html`, `chart`, `policy` | times, counts, curves and policies as people read them |
+//! | `overview`, `tasks`, `task`, `dead`, `bulk` | the pages |
+//! | `assets` | styles and scripts |
+//!
+//! # A new page
+//!
+//! 1. Its words: two texts each in [`words`]. A word that no page uses is a warning of the compiler.
+//! 2. `templates/things.html`: `{% extends "layout.html" %}`, with the blocks `title` and `main`. `{{ f.w.something }}` is a word,
+//!    `{{ html::ago(time) }}` a time, `{{ html::count(n) }}` a count. Values are escaped. No `style=`, no `on…=`, no inline
+//!    script: the policy in [`POLICY`] forbids them. A form that changes something is `method="post"` and has
+//!    `{% include "csrf.html" %}`; buttons stand in `{% if f.is_operator() %}`.
+//! 3. `things.rs`: a struct with `f: Frame` and what the page shows, `#[derive(Template)] #[template(path = "things.html")]`, and
+//!    a handler that takes a [`Visit`] (looking) or an [`Act`] (doing: POST, checked, operators only; `act.admin(&app)` for more).
+//!    It answers with `frame.show(&page)` or, after something was done, `frame.go("/things", Said::…, &id)`. Problems are
+//!    returned as they are: [`dress`] makes pages of them.
+//! 4. Its routes in [`routes`], and its place in [`menu`].
+//! 5. Live: `data-live="all"` (or a task's id, or `gates`) on the page's `<main>` by the block `live`.
+//! 6. Its address in `tests/console.rs`, where all pages are tried with markup in every value, as a viewer, in both languages.
+
+mod assets;
+mod bulk;
+mod chart;
+mod dead;
+mod fields;
+mod filter;
+mod html;
+mod login;
+mod overview;
+mod policy;
+mod session;
+mod task;
+mod tasks;
+mod visit;
+mod words;
+
+use std::time::Duration;
+
+use askama::Template;
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+
+use crate::server::App;
+use crate::server::problem::{Problem, no_such_route};
+
+use visit::Frame;
+
+pub(crate) use session::Sealer;
+pub(crate) use visit::token_of;
+
+/// What a page may load: what is served here, and nothing written into it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+                      form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+
+/// The pages of the menu, in their order.
+fn menu(f: &Frame) -> Vec<(&'static str, &'static str)> {
+    vec![("/", f.w.overview), ("/tasks", f.w.tasks), ("/dead", f.w.dead)]
+}
+
+pub(crate) fn routes(app: &App, limit: Duration) -> Router<App> {
+    let quick = Router::new()
+        .route("/", get(overview::show))
+        .route("/login", get(login::show).post(login::log_in))
+        .route("/logout", post(login::log_out))
+        .route("/preferences", post(login::prefer))
+        .route("/tasks", get(tasks::list))
+        .route("/tasks/{id}", get(task::show))
+        .route("/tasks/{id}/{action}", post(task::act))
+        .route("/dead", get(dead::list))
+        .route("/dead/{id}", get(task::show))
+        .route("/dead/{id}/{action}", post(task::act))
+        .layer(from_fn_with_state(limit, crate::server::in_time));
+    // What may rightly take long.
+    let patient = Router::new()
+        .route("/tasks/bulk", get(bulk::ask_tasks).post(bulk::run_tasks))
+        .route("/dead/bulk", get(bulk::ask_dead).post(bulk::run_dead));
+    let pages = quick.merge(patient).layer(from_fn_with_state(app.clone(), dress));
+    pages.route("/assets/{version}/{name}", get(assets::serve))
+}
+
+/// A page that there is not; programs are told as everywhere.
+pub(crate) async fn no_such_page(State(app): State<App>, frame: Frame, request: Request) -> Response {
+    let (parts, _) = request.into_parts();
+    let problem = no_such_route(parts.uri.clone()).await.into_response();
+    match takes_html(&parts.headers) && !parts.uri.path().starts_with("/api/") {
+        true => dressed(frame.of_whom(&app, &parts).await, problem),
+        false => problem,
+    }
+}
+
+fn takes_html(headers: &HeaderMap) -> bool {
+    headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).is_some_and(|kinds| kinds.contains("text/html"))
+}
+
+/// What every page is sent with; and problems as pages.
+async fn dress(State(app): State<App>, frame: Frame, request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    let frame = frame.of_whom(&app, &parts).await;
+    dressed(frame, next.run(Request::from_parts(parts, body)).await)
+}
+
+#[derive(Template)]
+#[template(path = "problem.html")]
+struct Sorry {
+    f: Frame,
+    title: &'static str,
+    advice: &'static str,
+    problem: Problem,
+}
+
+fn dressed(frame: Frame, response: Response) -> Response {
+    let status = response.status();
+    let mut response = match response.extensions().get::<Problem>().cloned() {
+        Some(problem) => {
+            let (title, advice) = frame.w.sorry(problem.code, problem.status);
+            (status, frame.show(&Sorry { f: frame.clone(), title, advice, problem })).into_response()
+        }
+        None => response,
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}

@@ -1,0 +1,509 @@
+//! Every word of every page, in English and Chinese. `{0}`, `{1}` are what [`fill`] puts in. Both languages have every word, or it
+//! does not compile; a word that nobody uses is a warning.
+
+use std::fmt::Display;
+
+use axum::http::HeaderValue;
+
+/// A language of the console.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lang {
+    En,
+    Zh,
+}
+
+impl Lang {
+    /// As a person has chosen, else the first that their browser asks for and we have.
+    pub(super) fn of(chosen: Option<&str>, accepted: Option<&HeaderValue>) -> Self {
+        let accepted = accepted.and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let mut wanted: Vec<(&str, f32)> = accepted.split(',').map(weighed).collect();
+        wanted.sort_by(|(_, a), (_, b)| b.total_cmp(a)); // a stable sort: among equals the first
+        let accepted = wanted.iter().find_map(|(tag, weight)| Self::named(tag).filter(|_| *weight > 0.0));
+        chosen.and_then(Self::named).or(accepted).unwrap_or(Self::En)
+    }
+
+    /// By its tag: `zh`, `zh-CN`, `en-GB`.
+    pub(super) fn named(tag: &str) -> Option<Self> {
+        match tag.split('-').next().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
+            "en" => Some(Self::En),
+            "zh" => Some(Self::Zh),
+            _ => None,
+        }
+    }
+
+    /// As cookies have it.
+    pub(super) fn code(self) -> &'static str {
+        match self {
+            Self::En => "en",
+            Self::Zh => "zh",
+        }
+    }
+
+    /// As HTML has it.
+    pub(crate) fn tag(self) -> &'static str {
+        match self {
+            Self::En => "en",
+            Self::Zh => "zh-CN",
+        }
+    }
+
+    pub(crate) fn words(self) -> &'static Words {
+        match self {
+            Self::En => &EN,
+            Self::Zh => &ZH,
+        }
+    }
+}
+
+/// A language and how much it is wanted: `zh;q=0.8`.
+fn weighed(part: &str) -> (&str, f32) {
+    let (tag, weight) = part.split_once(';').unwrap_or((part, "q=1"));
+    (tag.trim(), weight.trim().strip_prefix("q=").and_then(|q| q.parse().ok()).unwrap_or(1.0))
+}
+
+/// A text with its gaps filled.
+pub(crate) fn fill(text: &str, with: &[&dyn Display]) -> String {
+    let mut out = String::with_capacity(text.len() + 16);
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('{') {
+        out += before;
+        let gap = after.split_once('}').and_then(|(n, after)| Some((with.get(n.parse::<usize>().ok()?)?, after)));
+        match gap {
+            Some((value, after)) => {
+                out += &value.to_string();
+                rest = after;
+            }
+            None => {
+                out.push('{');
+                rest = after;
+            }
+        }
+    }
+    out + rest
+}
+
+macro_rules! words {
+    ($($name:ident: $en:literal, $zh:literal;)*) => {
+        /// The words of a language.
+        #[derive(Debug)]
+        pub(crate) struct Words { $(pub(crate) $name: &'static str,)* }
+        static EN: Words = Words { $($name: $en,)* };
+        static ZH: Words = Words { $($name: $zh,)* };
+        #[cfg(test)]
+        const ALL: &[(&str, &str, &str)] = &[$((stringify!($name), $en, $zh),)*];
+    };
+}
+
+words! {
+    // The frame.
+    skip: "Skip to the content", "跳到正文";
+    menu: "Pages", "页面";
+    log_out: "Log out", "退出";
+    language: "Language", "语言";
+    theme: "Theme", "外观";
+    theme_auto: "As the system", "跟随系统";
+    theme_light: "Light", "浅色";
+    theme_dark: "Dark", "深色";
+    api_docs: "API", "API 文档";
+    role_viewer: "viewer", "只读";
+    role_operator: "operator", "操作员";
+    role_admin: "admin", "管理员";
+    live: "Live", "实时";
+
+    // Logging in.
+    login: "Log in", "登录";
+    login_lead: "Log in with a token. The first one was shown when the server first started; others are made by an admin:",
+        "使用令牌登录。服务首次启动时会显示第一个令牌；其他令牌由管理员创建：";
+    login_token: "Token", "令牌";
+    login_wrong: "This token is not known, has expired or was revoked.", "令牌无效、已过期或已被吊销。";
+    login_wait: "Too many wrong tokens came from your address. Wait a minute.", "来自您地址的错误令牌过多，请等待一分钟。";
+
+    // Problems.
+    sorry_404: "There is nothing here", "这里什么也没有";
+    sorry_404_do: "It may have ended and not been kept, or the address is wrong. Look for it by its key or business id.",
+        "它可能已结束且未保留，或者地址有误。可按键或业务编号查找。";
+    sorry_403: "You may not do this", "您没有权限";
+    sorry_403_do: "Ask somebody with a token of a higher role, or log in with another one.", "请联系拥有更高权限令牌的人，或换一个令牌登录。";
+    sorry_form: "This form cannot be used", "此表单已失效";
+    sorry_form_do: "Go back, load the page again and repeat it.", "请返回，重新加载页面后再试。";
+    sorry_409: "Something else happened meanwhile", "期间已发生其他变化";
+    sorry_409_do: "Go back and look at it again before you repeat this.", "请返回查看最新状态后再操作。";
+    sorry_400: "That is not understood", "无法理解该请求";
+    sorry_400_do: "Go back and correct what is named below.", "请返回并更正下面指出的内容。";
+    sorry_503: "The database does not answer in time", "数据库未及时响应";
+    sorry_503_do: "Wait a moment and try again. If it stays so, look at the server's log and at the database.",
+        "请稍候重试。若持续如此，请检查服务日志和数据库。";
+    sorry_500: "Something went wrong here", "服务内部出错";
+    sorry_500_do: "The server's log has the details.", "详情见服务日志。";
+    sorry_back: "To the overview", "回到总览";
+
+    // Durations.
+    in_days: "{0} d", "{0} 天";
+    in_hours: "{0} h", "{0} 小时";
+    in_minutes: "{0} min", "{0} 分";
+    in_seconds: "{0} s", "{0} 秒";
+    in_ms: "{0} ms", "{0} 毫秒";
+
+    // What was just done.
+    said_retried: "Task {0} is due now.", "任务 {0} 已设为立即重试。";
+    said_cancelled: "Task {0} is cancelled.", "任务 {0} 已取消。";
+    said_stop_requested: "Task {0} runs; it ends after this attempt, unless that succeeds.", "任务 {0} 正在执行；本次尝试若未成功，之后即结束。";
+    said_failed: "Task {0} is a dead letter now.", "任务 {0} 已转为死信。";
+    said_policy_edited: "Task {0} has its new policy.", "任务 {0} 的策略已更新。";
+    said_redriven: "It was brought back as task {0}.", "已恢复为任务 {0}。";
+    said_twin: "A task with the same key lives already: {0}. The letter stays.", "已有相同键的任务在运行：{0}。死信保留。";
+    said_resolved: "Letter {0} is resolved.", "死信 {0} 已标记为解决。";
+    said_discarded: "Letter {0} is discarded.", "死信 {0} 已丢弃。";
+    said_acknowledged: "You have seen letter {0}.", "已确认看到死信 {0}。";
+    said_taken_over: "Letter {0} has an owner.", "死信 {0} 已有负责人。";
+
+    // Overview.
+    overview: "Overview", "总览";
+    needs_you: "What needs you", "需要处理";
+    needs_nobody: "Nothing needs you.", "目前无需处理。";
+    first_title: "Enqueue the first task", "提交第一个任务";
+    first_lead: "A request that is delivered until it succeeds. Take your own token and address:", "提交一个请求，系统会一直投递直到成功。请换成您自己的令牌和地址：";
+    copy: "Copy", "复制";
+    copied: "Copied", "已复制";
+    need_trouble: "This node does not look for tasks", "本节点未在扫描任务";
+    need_trouble_do: "Readiness", "就绪状态";
+    need_gate: "The gate of {0} is open: its tasks are held back", "{0} 的闸门已打开：其任务被暂缓";
+    need_gate_half: "The gate of {0} is trying a few tasks", "{0} 的闸门正在用少量任务试探";
+    need_gate_held: "The gate of {0} is held by a person", "{0} 的闸门被人工保持";
+    need_gate_do: "Gates", "闸门";
+    need_dead: "{0} dead letters wait for somebody", "{0} 条死信等待处理";
+    need_dead_do: "Look at them", "查看";
+    need_unhandled: "{0}: no node handles this method; {1} tasks wait", "{0}：没有节点处理此方法；{1} 个任务在等待";
+    need_unhandled_why: "Start a process that handles it, or cancel them.", "请启动能处理它的进程，或取消这些任务。";
+    need_late: "{0} is behind; {1} tasks", "{0} 已积压；{1} 个任务";
+    need_late_why: "The first due task waits since then: its limits are too tight, its handlers are slow, or its gate holds it back.",
+        "最早到期的任务自那时起一直在等待：限额过紧、处理过慢，或被闸门暂缓。";
+    need_tasks_do: "Its tasks", "查看任务";
+    need_paused: "{0} is paused", "{0} 已暂停";
+    need_paused_by: "By {0}", "操作人：{0}";
+    need_paused_do: "Methods", "方法";
+    need_node: "Node {0} died", "节点 {0} 已失联";
+    need_node_why: "Others have taken over its tasks.", "其任务已由其他节点接管。";
+    need_node_do: "Nodes", "节点";
+    rate_in: "In", "进入";
+    rate_done: "Done", "完成";
+    rate_failed: "Failed attempts", "失败尝试";
+    per_minute: "a minute", "每分钟";
+    due_now: "Due now", "当前到期";
+    oldest: "the oldest", "最早";
+    waiting: "Waiting", "等待中";
+    running_n: "{0} running", "{0} 个执行中";
+    dead: "Dead letters", "死信";
+    unowned_n: "{0} without owner", "{0} 条无人负责";
+    gates_open: "Gates not closed", "未关闭的闸门";
+    nodes_alive: "Nodes alive", "在线节点";
+    chart_hour: "The last hour, a minute", "最近一小时（每分钟）";
+    chart_day: "The last day, a minute", "最近一天（每分钟）";
+    chart_backlog: "Tasks in the store, the last day", "库存任务数（最近一天）";
+    methods: "Methods", "方法";
+    method: "Method", "方法";
+    tasks: "Tasks", "任务";
+    oldest_due: "First due", "最早到期";
+    no_methods: "There are no tasks and no dead letters.", "没有任务，也没有死信。";
+
+    // Tasks.
+    tasks_lead: "What waits or runs, newest first. What has died is among the dead letters.", "等待或执行中的任务，最新的在前。已死亡的任务见死信。";
+    filter: "Filter", "筛选";
+    search: "Search", "搜索";
+    clear: "Clear", "清除";
+    any: "any", "不限";
+    task: "Task", "任务";
+    id: "Id", "编号";
+    key: "Key", "键";
+    status: "Status", "状态";
+    due: "Due", "到期";
+    business: "Business", "业务";
+    business_type: "Business type", "业务类型";
+    business_id: "Business id", "业务编号";
+    error_kind: "Kind of error", "错误类别";
+    error_text: "Text in the error", "错误文本";
+    created: "Created", "创建";
+    created_by: "Created by", "创建者";
+    created_within: "Created in the last", "创建于最近";
+    created_from: "Created from (UTC)", "创建时间自（UTC）";
+    created_before: "Created before (UTC)", "创建时间至（UTC）";
+    attempts: "Attempts", "尝试次数";
+    last_error: "Last error", "最近错误";
+    next_try: "Next attempt", "下次尝试";
+    newest: "Newest", "最新";
+    older: "Older", "更早";
+    look_on: "Look on", "继续查找";
+    select: "Select", "选择";
+    select_all: "Select all of this page", "全选本页";
+    none_yet: "None in the part that was looked through. There is more.", "已查找的部分中没有符合的，后面还有。";
+    none_found: "Nothing matches this filter.", "没有符合筛选条件的记录。";
+    none_found_dead: "Look among the dead letters", "在死信中查找";
+    no_tasks: "Nothing waits and nothing runs. This enqueues a task:", "没有等待或执行中的任务。可这样提交一个任务：";
+    state_running: "running", "执行中";
+    state_stopping: "stopping", "正在停止";
+    state_retrying: "retrying", "重试中";
+    state_scheduled: "scheduled", "已安排";
+    state_due: "due", "到期";
+    state_dead: "dead", "死信";
+    retry_now: "Retry now", "立即重试";
+    cancel: "Cancel", "取消";
+    fail: "Give up", "判为失败";
+    sure_cancel: "Cancel this task? It will not be tried again, and nobody is told.", "取消此任务？将不再重试，也不通知任何人。";
+    sure_fail: "Give this task up? It becomes a dead letter.", "放弃此任务？它将成为死信。";
+
+    // One task.
+    what_to_do: "What to do about it", "如何处理";
+    life: "Its life", "经过";
+    facts: "Facts", "信息";
+    policy: "Policy", "策略";
+    tries: "Attempts so far and to come", "已有和将来的尝试";
+    coming: "If it goes on failing, it is tried at", "若持续失败，将在以下时间重试";
+    edit_policy: "Edit the policy", "编辑策略";
+    policy_json: "As JSON; what is left out has its default", "JSON 格式；省略的字段取默认值";
+    save: "Save", "保存";
+    params: "Params", "参数";
+    params_hidden: "Viewers do not see params.", "只读用户不可查看参数。";
+    response: "Response", "响应";
+    put_off: "Put off", "推迟";
+    put_off_n: "{0} times, without counting an attempt: its gate was open, its handler asked to wait, or its node stopped",
+        "{0} 次，未计入尝试：闸门打开、处理程序要求等待，或节点停止";
+    gate: "Gate", "闸门";
+    gate_open: "open", "打开";
+    crashes: "Crashes", "崩溃次数";
+    priority: "Priority", "优先级";
+    origin: "Brought back from", "恢复自";
+    redriven_as: "Brought back as", "已恢复为";
+    trace: "Trace", "追踪";
+    ended_at: "Ended", "结束";
+    by: "by {0}", "操作人：{0}";
+    on_node: "node {0}", "节点 {0}";
+    life_created: "Enqueued", "提交";
+    life_earlier: "{0} earlier attempts failed; their errors are not kept", "更早的 {0} 次尝试失败，其错误未保留";
+    life_failed: "Attempt {0} failed", "第 {0} 次尝试失败";
+    life_running: "Attempt {0} runs", "第 {0} 次尝试执行中";
+    life_stopping: "ends after this attempt, unless it succeeds", "若本次未成功，之后即结束";
+    life_next: "Attempt {0}", "第 {0} 次尝试";
+    life_notified: "People were told that it keeps failing", "已通知相关人员其持续失败";
+    life_dead: "Dead: {0}", "成为死信：{0}";
+    life_person: "{0}: {1}", "{0}：{1}";
+    refused: "refused: {0}", "被拒绝：{0}";
+    ended_done: "done", "已完成";
+    ended_cancelled: "cancelled", "已取消";
+    ended_rejected: "rejected at once", "首次即被拒绝";
+    ended_dropped: "given up and dropped", "放弃并丢弃";
+    ended_resolved: "resolved by a person", "人工解决";
+    ended_discarded: "discarded by a person", "人工丢弃";
+    ended_redriven: "brought back as a new task", "已恢复为新任务";
+
+    // A policy in words.
+    policy_tries: "Tries up to {0} times over about {1}, then {2}.", "最多尝试 {0} 次，历时约 {1}，之后{2}。";
+    policy_once: "Tries once, then {0}.", "只尝试一次，之后{0}。";
+    policy_unlimited: "Tries until it succeeds.", "一直尝试直到成功。";
+    policy_then_dead: "it is a dead letter", "成为死信";
+    policy_then_escalate: "it is a dead letter and people are reminded of it", "成为死信并持续提醒相关人员";
+    policy_then_drop: "it goes without a letter", "直接丢弃，不留死信";
+    policy_grows: "Waits {0} … up to {1} after a failure", "失败后依次等待 {0} … 最长 {1}";
+    policy_fixed: "Waits {0} after each failure", "每次失败后等待 {0}";
+    policy_list: "Waits {0} after failures, the last one again and again", "失败后依次等待 {0}，最后一项重复";
+    policy_jitter_add: ", and up to {0} more by chance.", "，并随机增加最多 {0}。";
+    policy_jitter: ", spread by chance.", "，并随机打散。";
+    policy_no_jitter: ".", "。";
+    policy_timeout: "An attempt that takes longer than {0} has failed.", "单次尝试超过 {0} 即为失败。";
+    policy_duration: "No attempt begins later than {0} after it was created.", "创建 {0} 之后不再开始新的尝试。";
+    policy_deadline: "No attempt begins after {0}.", "{0} 之后不再开始新的尝试。";
+    policy_retry_for: "Only these errors are tried again: {0}.", "仅重试这些错误：{0}。";
+    policy_no_retry_for: "These errors are not tried again: {0}.", "不重试这些错误：{0}。";
+    policy_success_if: "It has succeeded if {0}.", "成功条件：{0}。";
+    policy_notify_failures: "People are told after {0} failures.", "失败 {0} 次后通知相关人员。";
+    policy_notify_for: "People are told when it has failed for {0}.", "持续失败 {0} 后通知相关人员。";
+    policy_on_success: "Then {0} is called with the result.", "成功后以结果调用 {0}。";
+    policy_on_failure: "If it is given up, {0} is called.", "放弃时调用 {0}。";
+    policy_on_crash: "It is not repeated after a crash, but waits for a person.", "崩溃后不自动重复，等待人工处理。";
+    policy_keep: "It is kept when it has succeeded.", "成功后保留记录。";
+
+    // Dead letters.
+    dead_lead: "Tasks that were given up and wait for somebody.", "已放弃、等待人工处理的任务。";
+    groups: "What they died of", "死亡原因分组";
+    group_many: "{0} like this since", "{0} 条同类，始于";
+    group_one: "{0} like this,", "{0} 条，于";
+    groups_cut: "Of the newest {0} letters, the {1} largest groups.", "仅统计最新 {0} 条中最大的 {1} 组。";
+    last_one: "the last", "最近";
+    show: "Show", "查看";
+    redrive_all: "Redrive all", "全部恢复";
+    all_owned: "all taken over", "均已有人负责";
+    reason_why: "Why", "原因";
+    died: "Died", "死亡时间";
+    owner: "Owner", "负责人";
+    owned_no: "nobody", "无人";
+    owned_yes: "somebody", "有人";
+    no_dead: "No dead letters: nothing waits for a person.", "没有死信：无需人工处理。";
+    redrive: "Redrive", "恢复";
+    resolve: "Resolve", "标记解决";
+    discard: "Discard", "丢弃";
+    sure_discard: "Discard this letter? It will not be done.", "丢弃此死信？它将不会被执行。";
+    take_over: "Take over", "接手";
+    acknowledge: "I have seen it", "我已看到";
+    note: "Note", "备注";
+    reminded: "Reminders", "提醒";
+    reminded_n: "{0} sent", "已发送 {0} 次";
+    next_reminder: "Next reminder", "下次提醒";
+
+    // Many at once.
+    bulk: "To many at once", "批量操作";
+    bulk_which: "To", "对象";
+    bulk_selected: "those that are ticked", "已勾选的";
+    bulk_all: "all that the filter finds", "筛选出的全部";
+    bulk_retry: "Retry {0} tasks now?", "立即重试 {0} 个任务？";
+    bulk_cancel: "Cancel {0} tasks?", "取消 {0} 个任务？";
+    bulk_fail: "Give up {0} tasks?", "放弃 {0} 个任务？";
+    bulk_redrive: "Redrive {0} dead letters?", "恢复 {0} 条死信？";
+    bulk_resolve: "Resolve {0} dead letters?", "标记 {0} 条死信为已解决？";
+    bulk_discard: "Discard {0} dead letters?", "丢弃 {0} 条死信？";
+    bulk_lead: "Nothing is done yet. It goes batch by batch; leave the page to stop it after the batch under way.",
+        "尚未执行。将分批进行；离开页面即在当前批次后停止。";
+    bulk_rate: "At most so many a second", "每秒最多";
+    bulk_rate_none: "as many as go", "不限";
+    bulk_go: "Do it", "执行";
+    bulk_no: "Go back", "返回";
+    bulk_back: "To the list", "回到列表";
+    bulk_progress: "Progress", "进度";
+    bulk_done: "Done", "完成";
+    bulk_requested: "Asked to stop", "已请求停止";
+    bulk_skipped: "Passed over", "跳过";
+    bulk_failed: "Failed", "失败";
+    bulk_finished: "That was all.", "全部完成。";
+    bulk_broken: "It could not go on; what is done is done:", "无法继续；已完成的部分有效：";
+    skipped_twin: "a task with the same key lives", "已有相同键的任务";
+    skipped_gone: "gone meanwhile", "期间已消失";
+    skipped_running: "running", "执行中";
+    skipped_busy: "changed just then", "正在变化";
+    span_15m: "15 minutes", "15 分钟";
+    span_1h: "hour", "1 小时";
+    span_6h: "6 hours", "6 小时";
+    span_1d: "day", "1 天";
+    span_7d: "7 days", "7 天";
+
+    // Why a task is dead.
+    reason_exhausted: "out of attempts", "次数用尽";
+    reason_expired: "out of time", "超过时限";
+    reason_rejected: "rejected", "被拒绝";
+    reason_failed_by_hand: "failed by hand", "人工判失败";
+    reason_crashed: "crashed", "多次崩溃";
+    reason_undecodable: "unreadable", "无法解析";
+}
+
+impl Words {
+    /// What a problem is, and what to do about it.
+    pub(super) fn sorry(&self, code: &str, status: u16) -> (&'static str, &'static str) {
+        let w = self;
+        match (code, status) {
+            ("wrong_form", _) => (w.sorry_form, w.sorry_form_do),
+            (_, 404) => (w.sorry_404, w.sorry_404_do),
+            (_, 403) => (w.sorry_403, w.sorry_403_do),
+            (_, 409) => (w.sorry_409, w.sorry_409_do),
+            (_, 503) => (w.sorry_503, w.sorry_503_do),
+            (_, 500) => (w.sorry_500, w.sorry_500_do),
+            _ => (w.sorry_400, w.sorry_400_do),
+        }
+    }
+
+    pub(super) fn reason(&self, reason: redrive::DeadReason) -> &'static str {
+        use redrive::DeadReason::{Crashed, Exhausted, Expired, FailedByHand, Rejected, Undecodable};
+        match reason {
+            Exhausted => self.reason_exhausted,
+            Expired => self.reason_expired,
+            Rejected => self.reason_rejected,
+            FailedByHand => self.reason_failed_by_hand,
+            Crashed => self.reason_crashed,
+            Undecodable => self.reason_undecodable,
+        }
+    }
+
+    pub(super) fn ended(&self, how: redrive::store::EndedAs) -> &'static str {
+        use redrive::store::EndedAs::{Cancelled, Discarded, Done, Dropped, Redriven, Rejected, Resolved};
+        match how {
+            Done => self.ended_done,
+            Cancelled => self.ended_cancelled,
+            Rejected => self.ended_rejected,
+            Dropped => self.ended_dropped,
+            Resolved => self.ended_resolved,
+            Discarded => self.ended_discarded,
+            Redriven => self.ended_redriven,
+        }
+    }
+
+    /// Spans of time to choose from.
+    pub(crate) fn spans(&self) -> [(&'static str, &'static str); 5] {
+        [("15m", self.span_15m), ("1h", self.span_1h), ("6h", self.span_6h), ("1d", self.span_1d), ("7d", self.span_7d)]
+    }
+
+    /// Why one of many was passed over.
+    pub(crate) fn skipped<'w>(&'w self, why: &'w str) -> &'w str {
+        match why {
+            "twin" => self.skipped_twin,
+            "gone" => self.skipped_gone,
+            "running" => self.skipped_running,
+            "busy" => self.skipped_busy,
+            other => other,
+        }
+    }
+
+    /// A field of a filter.
+    pub(crate) fn field<'w>(&'w self, name: &'w str) -> &'w str {
+        match name {
+            "status" => self.status,
+            "method" => self.method,
+            "key" => self.key,
+            "business_type" => self.business_type,
+            "business_id" => self.business_id,
+            "kind" => self.error_kind,
+            "error" => self.error_text,
+            "last" => self.created_within,
+            "from" => self.created_from,
+            "before" => self.created_before,
+            "due" => self.due,
+            "reason" => self.reason_why,
+            "owned" | "owner" => self.owner,
+            other => other,
+        }
+    }
+
+    pub(crate) fn role(&self, role: &redrive::store::Role) -> &'static str {
+        use redrive::store::Role::{Admin, Operator, Viewer};
+        match role {
+            Viewer => self.role_viewer,
+            Operator => self.role_operator,
+            Admin => self.role_admin,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_languages_have_the_same_gaps() {
+        for (name, en, zh) in ALL {
+            for gap in ["{0}", "{1}", "{2}", "{3}"] {
+                assert_eq!(en.contains(gap), zh.contains(gap), "{name} {gap}");
+            }
+            assert!(!en.is_empty() && !zh.is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn gaps_are_filled_in_any_order_and_other_braces_stay() {
+        assert_eq!(fill("{1} of {0}, {x} {", &[&7, &"a{0}"]), "a{0} of 7, {x} {");
+    }
+
+    #[test]
+    fn a_person_chooses_before_their_browser() {
+        let accepted = |text: &'static str| Lang::of(None, Some(&HeaderValue::from_static(text)));
+        assert_eq!(Lang::of(Some("zh"), None), Lang::Zh);
+        assert_eq!(Lang::of(Some("tlh"), None), Lang::En);
+        assert_eq!(accepted("fr, zh-CN;q=0.8, en;q=0.9"), Lang::En);
+        assert_eq!(accepted("zh-TW,zh;q=0.9,en;q=0.8"), Lang::Zh);
+        assert_eq!(accepted("zh;q=0, en;q=0.1"), Lang::En);
+    }
+}
