@@ -10,7 +10,7 @@
 //! | `out` | tables for people, JSON for programs, times, counts |
 //! | `filter` | which tasks or letters, and lists of them, page by page |
 //! | `bulk` | what is done to many, with a dry run, a question and a bar |
-//! | `task`, `dead`, `method`, `gate`, `guard`, `node`, `settings`, `token`, `audit`, `overview` | the commands |
+//! | `task`, `dead`, `method`, `gate`, `saga`, `guard`, `node`, `settings`, `token`, `audit`, `overview` | the commands |
 //! | `notify` | whether people can be reached |
 
 mod api;
@@ -27,6 +27,7 @@ mod node;
 mod notify;
 mod out;
 mod overview;
+mod saga;
 mod settings;
 mod task;
 mod token;
@@ -88,6 +89,8 @@ enum Command {
     Method(Group<method::Command>),
     /// See which targets are held back because they are down; hold one, or let it go.
     Gate(Group<gate::Command>),
+    /// Look at sagas, drawn as trees; start, tell, retry, undo or end them.
+    Saga(Group<saga::Command>),
     /// Look at guarded business tables and their failed rows; say that one has been handled.
     Guard(Group<guard::Command>),
     /// Look at the nodes that share a database.
@@ -218,6 +221,7 @@ impl Cli {
             Command::Dead(group) => group.run().await,
             Command::Method(group) => group.run().await,
             Command::Gate(group) => group.run().await,
+            Command::Saga(group) => group.run().await,
             Command::Guard(group) => group.run().await,
             Command::Node(group) => group.run().await,
             Command::Settings(group) => group.run().await,
