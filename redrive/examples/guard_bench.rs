@@ -16,7 +16,6 @@ use redrive::guard::{BoxError, Guard, GuardHandler, Guards};
 use redrive::{Clock, Store};
 use sqlx::AssertSqlSafe;
 
-const ABNORMAL: u64 = 1000;
 const CHUNK: u64 = 100_000;
 
 struct Fails;
@@ -68,17 +67,18 @@ impl Raw {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let url = arguments.next().ok_or_else(|| anyhow::anyhow!("guard_bench URL [ROWS]"))?;
+    let url = arguments.next().ok_or_else(|| anyhow::anyhow!("guard_bench URL [ROWS [ABNORMAL]]"))?;
     let rows: u64 = arguments.next().map_or(Ok(5_000_000), |rows| rows.parse())?;
+    let abnormal: u64 = arguments.next().map_or(Ok(1000), |rows| rows.parse())?;
     let store = Store::open("sqlite::memory:").await?;
     let mut raw = Raw::connect(&url).await?;
     raw.run("DROP TABLE IF EXISTS user_bill".into()).await?;
     raw.run("CREATE TABLE user_bill (id BIGINT PRIMARY KEY, user_id BIGINT, status VARCHAR(20))".into()).await?;
     poll(&store, &url, guard(), "an empty table").await?;
     let began = Instant::now();
-    fill(&mut raw, rows).await?;
+    fill(&mut raw, rows, abnormal).await?;
     raw.run(raw.analyze().into()).await?;
-    println!("{rows} rows, {ABNORMAL} of them abnormal, written in {:.1?}", began.elapsed());
+    println!("{rows} rows, {abnormal} of them abnormal, written in {:.1?}", began.elapsed());
     poll(&store, &url, guard(), "without the index").await?;
     let began = Instant::now();
     let indexed = guard().create_index(true);
@@ -87,7 +87,7 @@ async fn main() -> anyhow::Result<()> {
     raw.run(raw.analyze().into()).await?;
     raw.run("UPDATE user_bill SET err_retry_count = 0, err_next_retry_time = NULL WHERE err_status = 4000".into())
         .await?;
-    poll(&store, &url, indexed.clone(), &format!("with the index, {ABNORMAL} rows due")).await?;
+    poll(&store, &url, indexed.clone(), &format!("with the index, {abnormal} rows due")).await?;
     poll(&store, &url, indexed, "with the index, nothing due").await
 }
 
@@ -109,12 +109,12 @@ async fn poll(store: &Store, url: &str, guard: Guard, what: &str) -> anyhow::Res
     Ok(())
 }
 
-async fn fill(raw: &mut Raw, rows: u64) -> anyhow::Result<()> {
+async fn fill(raw: &mut Raw, rows: u64, abnormal: u64) -> anyhow::Result<()> {
     let digits = "(SELECT 0 AS n UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 \
                   UNION ALL SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
     let number = "a.n + 10 * b.n + 100 * c.n + 1000 * d.n + 10000 * e.n";
     // The abnormal ones are spread over the whole table.
-    let every = (rows / ABNORMAL).max(1);
+    let every = (rows / abnormal).max(1);
     for first in (1..=rows).step_by(usize::try_from(CHUNK)?) {
         raw.run(format!(
             "INSERT INTO user_bill (id, user_id, status, err_status, err_start_time) \
