@@ -147,6 +147,7 @@ struct Inner {
     shared: Shared,
     slots: Vec<Arc<Slot>>,
     scan_interval: Duration,
+    #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "only the router has routes"))]
     taken_routes: Vec<String>,
     stop: CancellationToken,
     polling: Mutex<Vec<JoinHandle<()>>>,

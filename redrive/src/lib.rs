@@ -10,6 +10,7 @@
 //! | [`Engine`] | takes due tasks, runs their handlers, settles them |
 //! | [`saga`] | flows of several steps that are finished, or undone |
 //! | [`registry`] | how the nodes that share the work find each other |
+//! | [`guard`] | retries failed rows of existing business tables, and hands them to people |
 //! | `notify` | tells people, by mail and webhook, that tasks keep failing |
 //! | [`resilience`] | for calls that are made here and now: circuit breaker, retries in memory, last good value |
 //! | [`barrier`] | for participants of sagas: every call once, none out of order |
@@ -18,7 +19,8 @@
 //! | [`testing`] | for tests of code that uses redrive |
 //!
 //! Databases are cargo features: `sqlite`, `postgres`, `mysql`, all on by default. `nacos`, off by default, is a registry;
-//! `tower`, on by default, makes layers of what is in [`resilience`].
+//! `tower`, on by default, makes layers of what is in [`resilience`]; `axum`, off by default, makes a router of the routes of
+//! [`guard`].
 
 #![warn(missing_docs)]
 #![cfg_attr(
@@ -106,6 +108,7 @@ pub use task::{Attempt, Business, Lane, LastError, NodeNumber, Status, StopReque
 #[doc = include_str!("../../docs/guide/testing.md")]
 #[doc = include_str!("../../docs/guide/transactions.md")]
 #[doc = include_str!("../../redrive-macros/src/retryable.md")]
+#[cfg_attr(feature = "axum", doc = include_str!("../../docs/guide/guard.md"))]
 #[cfg_attr(feature = "notify", doc = include_str!("../../docs/guide/notices.md"))]
 #[cfg_attr(feature = "tower", doc = include_str!("../../docs/guide/composing.md"))]
 struct Guides;

@@ -124,7 +124,7 @@ impl Guards {
         let total = answers.iter().map(|(total, _)| total).sum();
         let keys = answers.into_iter().enumerate().flat_map(|(n, (_, keys))| keys.into_iter().map(move |key| (key, n)));
         let mut keys: Vec<(Key, usize)> = keys.collect();
-        keys.sort();
+        keys.sort_by_key(|(key, _)| place(key)); // stable: what is equal stays in the database's order
         let page: Vec<_> = keys.into_iter().skip(index(offset)).take(index(request.page_size)).collect();
         let (records, column_comments) = records(&tables, &page).await?;
         Ok(ListPage {
@@ -136,6 +136,12 @@ impl Guards {
             column_comments,
         })
     }
+}
+
+/// Texts are not compared: each database has its own order for them.
+fn place((no_time, start, id): &Key) -> (bool, i64, Option<i64>) {
+    let id = if let RowId::Int(id) = id { Some(*id) } else { None };
+    (*no_time, *start, id)
 }
 
 fn index(n: u64) -> usize {

@@ -275,7 +275,8 @@ impl GuardedTable {
     }
 
     /// A person, known by this name, says that they have put it right: the handler's `manual_success` is run, and what became
-    /// of it is in the audit. The id as the table has it.
+    /// of it is in the audit. (The audit is redrive's, the row is not: one is written after the other. If the audit cannot be
+    /// written, that is an error; saying it again does no harm.) The id as the table has it.
     pub async fn manual_success(&self, id: impl Into<RowId>, by: &str) -> Result<RowId> {
         let result = self.run_manual_success(&id.into()).await;
         let (target, refused) = match &result {

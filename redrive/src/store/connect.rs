@@ -28,7 +28,9 @@ use sqlx::pool::PoolOptions;
 use crate::error::Result;
 
 use super::db::{Connection, database_error};
-use super::pool::{Business, Pair, StoreOptions};
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+use super::pool::Business;
+use super::pool::{Pair, StoreOptions};
 
 pub(super) fn is_memory(url: &str) -> bool {
     url.contains(":memory:") || url.contains("mode=memory")
