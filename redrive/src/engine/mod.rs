@@ -45,10 +45,10 @@ mod upkeep;
 mod view;
 mod wheel;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
@@ -65,7 +65,6 @@ use crate::notify::{Notifier, NotifyConfig};
 use crate::policy::Policy;
 use crate::registry::Registry;
 use crate::retryable::{IntoTask, Registration, Retryable};
-use crate::saga::{Definition, Flow};
 use crate::settings::{Defaults, Settings};
 use crate::store::{Cancelled, Connection, Due, Enqueued, Store, TaskFilter, Tx};
 use crate::task::{Lane, NodeNumber, Task};
@@ -81,11 +80,11 @@ pub(crate) use settler::random;
 use executor::Running;
 use gates::Gates;
 use inserter::Inserter;
-use journals::Journals;
 use lanes::Lanes;
 use limits::Limits;
 use live::Live;
 use ready::Ready;
+use saga::{Desk, SagaSetup};
 use settler::Settler;
 use signals::Signals;
 use wheel::Wheel;
@@ -136,12 +135,7 @@ struct Shared {
     limits: Mutex<Limits>,
     inserter: Inserter,
     settler: Settler,
-    journals: Arc<Journals>,
-    /// The sagas that may be started by their names, with their definitions as JSON.
-    sagas: HashMap<String, (Arc<Flow>, String)>,
-    /// Sagas that are to be looked at, and when.
-    timers: Mutex<BTreeSet<(Timestamp, String)>>,
-    journal_hook: Option<saga::Hook>,
+    sagas: Desk,
     signals: Signals,
     gates: Gates,
     /// Whether any method here has a gate.
@@ -200,7 +194,6 @@ struct Wake {
     claimer: Notify,
     idle: Notify,
     beat: Notify,
-    sagas: Notify,
 }
 
 /// Sets up an [`Engine`].
@@ -222,12 +215,7 @@ pub struct Builder {
     notify: Option<NotifyConfig>,
     registry: Option<Arc<dyn Registry>>,
     clock: Option<Clock>,
-    journals: Arc<Journals>,
-    sagas: Vec<Definition>,
-    has_sagas: bool,
-    journal_hook: Option<saga::Hook>,
-    /// The engine, for handlers of our own, once there is one.
-    later: Arc<OnceLock<Weak<Shared>>>,
+    sagas: SagaSetup,
 }
 
 impl Builder {
@@ -391,10 +379,7 @@ impl Builder {
         let waiting = Waiting::new(clock.now(), self.config.prefetch);
         #[cfg(feature = "notify")]
         let notifier = self.notify.map(|config| Notifier::new(self.store.clone(), config)).transpose()?;
-        let registry = match self.registry {
-            Some(registry) => registry,
-            None => live.registry().open(&self.store)?,
-        };
+        let registry = self.registry.map_or_else(|| live.registry().open(&self.store), Ok)?;
         let shared = Arc::new(Shared {
             store: self.store,
             clock,
@@ -415,10 +400,7 @@ impl Builder {
             limits: Mutex::new(limits),
             inserter: Inserter::default(),
             settler: Settler::default(),
-            journals: self.journals,
             sagas,
-            timers: Mutex::default(),
-            journal_hook: self.journal_hook,
             signals,
             gates: Gates::default(),
             has_gates,
@@ -430,14 +412,11 @@ impl Builder {
             ended: AtomicBool::new(false),
             services: Mutex::default(),
         });
-        _ = self.later.set(Arc::downgrade(&shared));
+        shared.sagas.belongs_to(&shared);
         shared.join().await?;
         metrics::counter!("redrive_fenced").increment(0); // there from the start, so that the first one is an increase
         shared.read_gates(shared.clock.now()).await?;
         shared.spawn_services()?;
-        if self.has_sagas {
-            lock(&shared.services).spawn(saga::run(shared.clone()));
-        }
         watcher.into_iter().for_each(|watcher| _ = lock(&shared.services).spawn(live::run(shared.clone(), watcher)));
         Ok(Engine(shared))
     }
@@ -463,11 +442,7 @@ impl Engine {
             notify: None,
             registry: None,
             clock: None,
-            journals: Arc::default(),
-            sagas: Vec::new(),
-            has_sagas: false,
-            journal_hook: None,
-            later: Arc::default(),
+            sagas: SagaSetup::default(),
         }
     }
 
@@ -622,6 +597,7 @@ impl Shared {
         services.spawn(inserter::run(self.clone()));
         services.spawn(settler::run(self.clone()));
         services.spawn(journals::run(self.clone()));
+        services.spawn(saga::run(self.clone()));
         services.spawn(scanner::run(self.clone()));
         services.spawn(claimer::run(self.clone()));
         services.spawn(node::run(self.clone()));

@@ -9,9 +9,7 @@ use std::time::Duration;
 use crate::engine::MethodOptions;
 use crate::policy::Policy;
 
-use super::definition::{
-    Compensation, Definition, OnUndoFailure, StepDef, StepKind, UndoKind, WhenUp, With,
-};
+use super::definition::{Compensation, Definition, OnUndoFailure, StepDef, StepKind, UndoKind, WhenUp, With};
 use super::step::{Compensate, Reserve, Step, StepRunner, Typed, TypedReserve, TypedWhole};
 
 /// A saga of typed steps, to be given to [`Builder::saga`](crate::Builder::saga).
@@ -122,6 +120,7 @@ impl<I> Saga<I> {
     }
 
     /// The step begins when this one is done.
+    #[expect(clippy::needless_pass_by_value, reason = "`after(BookHotel)` reads well")]
     pub fn after(self, step: impl StepName) -> Self {
         let name = step.step_name().to_owned();
         self.on_last(|last| last.after.push(name))
@@ -137,6 +136,7 @@ impl<I> Saga<I> {
     }
 
     /// When the time of this wait or reservation is up, the saga goes back to that step and begins anew from there.
+    #[expect(clippy::needless_pass_by_value, reason = "as `after`")]
     pub fn back_to(self, step: impl StepName) -> Self {
         let name = step.step_name().to_owned();
         self.on_last(|last| match &mut last.kind {

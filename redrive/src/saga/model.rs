@@ -42,18 +42,22 @@ struct Case {
 const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 
 fn any_step(i: usize) -> impl Strategy<Value = StepDef> {
-    let undo = prop_oneof![6 => Just(UndoKind::Compensate), 1 => Just(UndoKind::Nothing), 1 => Just(UndoKind::Irreversible)];
-    (prop::collection::vec(any::<prop::sample::Index>(), 0..3), undo, any::<bool>()).prop_map(move |(after, undo, first)| {
-        let after: BTreeSet<usize> = if i == 0 { BTreeSet::new() } else { after.iter().map(|a| a.index(i)).collect() };
-        StepDef {
-            name: format!("s{i}"),
-            after: after.into_iter().map(|j| format!("s{j}")).collect(),
-            undo,
-            allow_irreversible: true,
-            undo_first: first && i % 3 == 0,
-            ..StepDef::default()
-        }
-    })
+    let undo =
+        prop_oneof![6 => Just(UndoKind::Compensate), 1 => Just(UndoKind::Nothing), 1 => Just(UndoKind::Irreversible)];
+    (prop::collection::vec(any::<prop::sample::Index>(), 0..3), undo, any::<bool>()).prop_map(
+        move |(after, undo, first)| {
+            let after: BTreeSet<usize> =
+                if i == 0 { BTreeSet::new() } else { after.iter().map(|a| a.index(i)).collect() };
+            StepDef {
+                name: format!("s{i}"),
+                after: after.into_iter().map(|j| format!("s{j}")).collect(),
+                undo,
+                allow_irreversible: true,
+                undo_first: first && i.is_multiple_of(3),
+                ..StepDef::default()
+            }
+        },
+    )
 }
 
 /// Up to 12 steps. With a pivot, what is before it is all before it, and what is after it all after it.
@@ -250,7 +254,8 @@ fn check_order(world: &World) {
     let flow = &world.state.flow;
     let definition = &world.case.definition;
     let goes_on = definition.on_undo_failure == OnUndoFailure::Continue;
-    let (mut order, mut undone, mut failed, mut open): (Vec<usize>, BTreeSet<_>, BTreeSet<_>, BTreeSet<_>) = Default::default();
+    let (mut order, mut undone, mut failed, mut open): (Vec<usize>, BTreeSet<_>, BTreeSet<_>, BTreeSet<_>) =
+        Default::default();
     let mut happened: BTreeSet<usize> = BTreeSet::new();
     let mut back = false;
     for event in &world.journal {

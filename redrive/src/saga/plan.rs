@@ -183,9 +183,8 @@ fn startable_undo(state: &State) -> Option<usize> {
         Compensation::Parallel => true,
         Compensation::Graph => state.flow.below.get(i).is_some_and(|below| below & all == 0),
     };
-    let is_idle = |i: usize| {
-        state.steps.get(i).is_some_and(|step| step.run != Doing::Started && step.undo == Doing::Idle)
-    };
+    let is_idle =
+        |i: usize| state.steps.get(i).is_some_and(|step| step.run != Doing::Started && step.undo == Doing::Idle);
     open.iter().copied().find(|i| may(*i) && is_idle(*i))
 }
 
@@ -215,9 +214,11 @@ impl State {
             return None;
         }
         let steps = || self.flow.steps().iter().zip(&self.steps).enumerate();
-        let waits = steps().filter(|(_, (_, s))| s.run == Doing::Started).filter_map(|(_, (def, s))| waits_until(def, s));
+        let waits =
+            steps().filter(|(_, (_, s))| s.run == Doing::Started).filter_map(|(_, (def, s))| waits_until(def, s));
         let bounded = !self.committed && !(0..self.steps.len()).any(|i| self.is_undecidable(i));
-        let reserved = steps().filter(|(_, (_, s))| s.run == Doing::Done).filter_map(|(i, (_, s))| reserved_until(self, i, s));
+        let reserved =
+            steps().filter(|(_, (_, s))| s.run == Doing::Done).filter_map(|(i, (_, s))| reserved_until(self, i, s));
         waits.chain(reserved.chain(deadline(self)).filter(|_| bounded)).min()
     }
 
@@ -231,7 +232,9 @@ impl State {
         let scope = self.scope();
         let mut all = self.under_way();
         let place = |work: &Work| work.step.as_deref().and_then(|name| self.flow.place(name));
-        all.retain(|work| work.op == Op::Run && place(work).is_some_and(|i| has(scope, i) && self.flow.pivot != Some(i)));
+        all.retain(|work| {
+            work.op == Op::Run && place(work).is_some_and(|i| has(scope, i) && self.flow.pivot != Some(i))
+        });
         all
     }
 

@@ -329,7 +329,7 @@ impl State {
             return Err(not("not all is undone"));
         }
         self.round += 1;
-        let again = self.flow.from_on(to);
+        let again = self.flow.since(to);
         self.forget_signals(again);
         let round = self.round;
         self.steps.iter_mut().enumerate().filter(|(i, _)| has(again, *i)).for_each(|(_, s)| *s = StepState::new(round));
@@ -400,7 +400,7 @@ impl State {
     /// The steps that are to be undone, if it goes back.
     pub(crate) fn scope(&self) -> Steps {
         match &self.back {
-            Some(Back { to: Some(to) }) => self.flow.from_on(*to),
+            Some(Back { to: Some(to) }) => self.flow.since(*to),
             Some(Back { to: None }) => Steps::MAX,
             None => 0,
         }
@@ -450,9 +450,8 @@ impl State {
     /// How it stands, in one word.
     pub(crate) fn word(&self) -> SagaState {
         let waits = |(i, s): (usize, &StepState)| s.run == Doing::Started && !self.is_called(i);
-        let busy = |(i, s): (usize, &StepState)| {
-            self.is_called(i) && s.run == Doing::Started || s.confirm == Doing::Started
-        };
+        let busy =
+            |(i, s): (usize, &StepState)| self.is_called(i) && s.run == Doing::Started || s.confirm == Doing::Started;
         let mut steps = self.steps.iter().enumerate();
         match self.ended {
             Some(end) => end,

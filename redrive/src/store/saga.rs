@@ -136,9 +136,8 @@ impl SagaFilter {
 }
 
 const SUMMARY: &str = "id, name, state, seq, created_at, updated_at, deadline";
-const ROWS: [&str; 10] = [
-    "id", "seq", "driver_id", "created_at", "updated_at", "deadline", "state", "name", "input_hash", "definition",
-];
+const ROWS: [&str; 10] =
+    ["id", "seq", "driver_id", "created_at", "updated_at", "deadline", "state", "name", "input_hash", "definition"];
 
 impl Store {
     /// Writes what many sagas have come to, and the tasks that follow, in one transaction. Says of each whether it was written; if not,
@@ -173,7 +172,8 @@ impl Store {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        let stored = retrying!(self.pools(), Use::Read, Scope::Statement, "reading sagas", |c, _| read_many(c, ids).await)?;
+        let stored =
+            retrying!(self.pools(), Use::Read, Scope::Statement, "reading sagas", |c, _| read_many(c, ids).await)?;
         stored.into_iter().map(|stored| self.unsealed(stored)).collect()
     }
 
@@ -191,7 +191,8 @@ impl Store {
             let values = vec![(*time).into(), (*time).into(), id.as_str().into()];
             all.add_all(format!("({at} < ? OR ({at} = ? AND id < ?))"), values);
         }
-        let read = all.query(&format!("SELECT {SUMMARY} FROM redrive_saga"), &format!("ORDER BY {at} DESC, id DESC LIMIT ?"));
+        let read =
+            all.query(&format!("SELECT {SUMMARY} FROM redrive_saga"), &format!("ORDER BY {at} DESC, id DESC LIMIT ?"));
         let read = read.bind(limit);
         retrying!(self.pools(), Use::Read, Scope::Statement, "listing sagas", |c, _| {
             c.rows(read.clone()).await?.iter().map(|row| read_summary(&mut row.columns())).collect()
@@ -418,7 +419,9 @@ async fn insert_events<'a>(
     let mut rows: Vec<Vec<Value<'_>>> = Vec::new();
     for a in appends {
         let numbered = (a.was + 1..).zip(&a.events);
-        rows.extend(numbered.map(|(seq, event)| vec![a.id.as_str().into(), seq.into(), now.into(), event.as_str().into()]));
+        rows.extend(
+            numbered.map(|(seq, event)| vec![a.id.as_str().into(), seq.into(), now.into(), event.as_str().into()]),
+        );
     }
     if rows.is_empty() {
         return Ok(());
@@ -436,7 +439,8 @@ struct Stored {
 }
 
 async fn read_many(c: &mut Connection<'_>, wanted: &[&str]) -> sqlx::Result<Vec<Stored>> {
-    let listed = |c: &Connection<'_>| Listed::new(c.dialect(), &["id"], wanted.iter().map(|id| vec![(*id).into()]).collect());
+    let listed =
+        |c: &Connection<'_>| Listed::new(c.dialect(), &["id"], wanted.iter().map(|id| vec![(*id).into()]).collect());
     let s = listed(c);
     let columns = SUMMARY.split(", ").map(|column| format!("t.{column}")).collect::<Vec<_>>().join(", ");
     let table = joined_on(c.dialect(), "redrive_saga", "t.id = s.id");

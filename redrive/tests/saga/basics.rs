@@ -241,10 +241,7 @@ async fn going_back_stops_what_is_under_way(db: Db) {
     let engine = world.engine(&db.store).await;
     // One branch hangs, another waits for its next attempt, a third is refused.
     world.will("hang", [Say::Hang]).will("again", [Say::Fail]).will("no", [Say::Hold]);
-    let slow = redrive::Policy {
-        backoff: redrive::Backoff::fixed(std::time::Duration::from_secs(3600)),
-        ..quick()
-    };
+    let slow = redrive::Policy { backoff: redrive::Backoff::fixed(std::time::Duration::from_secs(3600)), ..quick() };
     let again = StepDef { policy: Some(slow), ..step("again", &["a"]) };
     let definition = saga([step("a", &[]), step("hang", &["a"]), again, step("no", &["a"])]);
     engine.sagas().start_with(definition, "t", json!(1)).await.unwrap();

@@ -92,7 +92,8 @@ impl World {
     }
 
     async fn answer(&self, cx: &StepCx) -> Result<Value, StepError> {
-        let what = if cx.op() == Op::Run { cx.step().to_owned() } else { format!("{}/{}", cx.step(), cx.op().as_str()) };
+        let what =
+            if cx.op() == Op::Run { cx.step().to_owned() } else { format!("{}/{}", cx.step(), cx.op().as_str()) };
         self.0.keys.lock().unwrap().push(cx.key());
         self.0.inputs.lock().unwrap().push(cx.input().clone());
         self.0.seen.lock().unwrap().push(what.clone());

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use redrive::MethodOptions;
 use redrive::saga::{Definition, SagaState, StepDef, StepKind, UndoKind, WhenUp};
 use redrive::testing::Testing;
-use redrive::MethodOptions;
 use serde_json::{Value, json};
 
 use crate::harness::{Db, stores};
@@ -36,12 +36,14 @@ const LATE: Duration = Duration::from_secs(900);
 async fn a_signal_is_heard_whenever_it_comes(db: Db) {
     let world = World::default();
     let engine = world.engine(&db.store).await;
-    let definition = saga([step("ask", &[]), wait("yes", &["ask"], Some(LATE), WhenUp::Compensate), step("go", &["yes"])]);
+    let definition =
+        saga([step("ask", &[]), wait("yes", &["ask"], Some(LATE), WhenUp::Compensate), step("go", &["yes"])]);
     for early in [true, false] {
         let id = if early { "early" } else { "late" };
         world.will("ask", [Say::Hold]);
         engine.sagas().start_with(definition.clone(), id, json!(1)).await.unwrap();
-        let signal = || async { engine.sagas().signal(id, "yes", &json!({ "by": "boss" }), Some("boss")).await.unwrap() };
+        let signal =
+            || async { engine.sagas().signal(id, "yes", &json!({ "by": "boss" }), Some("boss")).await.unwrap() };
         if early {
             signal().await;
             world.let_go();
@@ -70,7 +72,11 @@ async fn a_wait_that_is_not_answered_ends_the_saga(db: Db) {
 async fn a_reservation_is_confirmed_when_all_is_done(db: Db) {
     let world = World::default();
     let engine = world.engine(&db.store).await;
-    let steps = [reserve("stock", &[], LATE, WhenUp::Compensate), reserve("van", &[], LATE, WhenUp::Compensate), step("pay", &["stock", "van"])];
+    let steps = [
+        reserve("stock", &[], LATE, WhenUp::Compensate),
+        reserve("van", &[], LATE, WhenUp::Compensate),
+        step("pay", &["stock", "van"]),
+    ];
     assert_eq!(play(&engine, saga(steps.clone()), "t").await, SagaState::Succeeded);
     let seen = world.seen();
     assert_eq!(seen[2], "pay", "{seen:?}");
@@ -118,7 +124,11 @@ async fn a_reservation_whose_time_is_up_is_released_and_the_saga_begins_anew(db:
     world.until_seen("stock", 2).await;
     sagas.signal("t", "paid", &json!(42), None).await.unwrap();
     assert_eq!(settled(&engine, "t").await, SagaState::Succeeded);
-    assert_eq!(world.keys(), ["t/stock/run", "t/stock/undo", "t/stock#2/run", "t/ship/run", "t/stock#2/confirm"].map(|k| k.replace("ship", "ship#2")));
+    assert_eq!(
+        world.keys(),
+        ["t/stock/run", "t/stock/undo", "t/stock#2/run", "t/ship/run", "t/stock#2/confirm"]
+            .map(|k| k.replace("ship", "ship#2"))
+    );
     engine.stop().await;
 }
 
@@ -142,7 +152,22 @@ async fn past_its_deadline_a_saga_is_undone(db: Db) {
     // Past the pivot it does not count.
     let mut pivot = late;
     pivot.steps[1].pivot = true;
-    world.will("car", [Say::Ongoing, Say::Ongoing, Say::Ongoing, Say::Ongoing, Say::Ongoing, Say::Ongoing, Say::Ongoing, Say::Ongoing, Say::Ongoing, Say::Ongoing, Say::Ongoing]);
+    world.will(
+        "car",
+        [
+            Say::Ongoing,
+            Say::Ongoing,
+            Say::Ongoing,
+            Say::Ongoing,
+            Say::Ongoing,
+            Say::Ongoing,
+            Say::Ongoing,
+            Say::Ongoing,
+            Say::Ongoing,
+            Say::Ongoing,
+            Say::Ongoing,
+        ],
+    );
     assert_eq!(play(&engine, pivot, "u").await, SagaState::Succeeded);
     engine.stop().await;
 }
