@@ -30,8 +30,8 @@ mod step;
 pub use crate::engine::{Sagas, StartedSaga};
 pub use builder::{Saga, StepName};
 pub use definition::{
-    Compensation, Definition, LONGEST_NAME, MOST_STEPS, OnUndoFailure, StepDef, StepKind, UndoKind, WhenUp, With,
-    undo_policy,
+    Compensation, Definition, LONGEST_NAME, LONGEST_STEP, MOST_STEPS, OnUndoFailure, StepDef, StepKind, UndoKind,
+    WhenUp, With, undo_policy,
 };
 pub use event::{Event, Op, SagaState, Why, Work};
 pub use step::{Compensate, Ran, Reserve, Step, StepCx, StepError, StepRunner};

@@ -232,7 +232,7 @@ impl Generations {
 }
 
 pub(super) async fn run(shared: Arc<Shared>) {
-    let journals = shared.journals.clone();
+    let journals = shared.sagas.journals.clone();
     loop {
         let asked = journals.take();
         if asked.is_empty() {
@@ -316,7 +316,7 @@ fn grouped(asked: Vec<Asked>) -> Vec<Entry> {
 
 /// What the sagas are: from memory, or read.
 async fn find(shared: &Shared, entries: &mut [Entry]) -> Result<()> {
-    let journals = &shared.journals;
+    let journals = &shared.sagas.journals;
     let mut missing = Vec::new();
     for entry in entries.iter_mut() {
         entry.before = lock(&journals.kept).get(&entry.id);
@@ -506,7 +506,7 @@ async fn write(shared: &Arc<Shared>, mut appends: Vec<Append>, ready: Vec<(Entry
 
 /// It is written: whoever asked is told, and what follows begins.
 fn accept(shared: &Arc<Shared>, append: Append, entry: Entry, outcome: Outcome) {
-    let journals = &shared.journals;
+    let journals = &shared.sagas.journals;
     let look_at = append.look_at;
     let before = entry.before.as_ref().map(|kept| kept.state.word());
     let was_at = entry.before.as_ref().and_then(|kept| kept.state.look_again_at());
@@ -544,8 +544,8 @@ fn tell_state(shared: &Shared, id: &str, state: &State, word: SagaState) {
 /// Somebody else was faster: it is told again to what the saga is now.
 fn lose(shared: &Shared, append: &Append, entry: Entry) {
     append.tasks.iter().for_each(|task| inserter::withdraw_offer(shared, task));
-    shared.journals.forget(&entry.id);
-    shared.journals.put_back(entry.asked.into_iter().map(|asked| Asked { reread: true, ..asked }).collect());
+    shared.sagas.journals.forget(&entry.id);
+    shared.sagas.journals.put_back(entry.asked.into_iter().map(|asked| Asked { reread: true, ..asked }).collect());
 }
 
 /// The database failed: later, if that may help; if not, the guilty one is looked for.
@@ -553,13 +553,13 @@ async fn fail(shared: &Arc<Shared>, entries: Vec<Entry>, e: &Error) {
     let passing = e.is_transient() || matches!(e.fault(), Some(Fault::Unique | Fault::NoTable));
     let several = entries.len() > 1;
     for entry in &entries {
-        shared.journals.forget(&entry.id);
+        shared.sagas.journals.forget(&entry.id);
     }
     let reread =
         |entry: Entry| entry.asked.into_iter().map(|asked| Asked { reread: true, ..asked }).collect::<Vec<_>>();
     if passing {
         tracing::warn!(error = %e, "journals of sagas could not be written yet; trying again");
-        shared.journals.put_back(entries.into_iter().flat_map(reread).collect());
+        shared.sagas.journals.put_back(entries.into_iter().flat_map(reread).collect());
         pause(Duration::from_millis(100)).await;
     } else if several {
         for entry in entries {

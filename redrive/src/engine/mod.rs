@@ -46,10 +46,10 @@ mod upkeep;
 mod view;
 mod wheel;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
@@ -66,7 +66,6 @@ use crate::notify::{Notifier, NotifyConfig};
 use crate::policy::Policy;
 use crate::registry::Registry;
 use crate::retryable::{IntoTask, Registration, Retryable};
-use crate::saga::{Definition, Flow};
 use crate::settings::{Defaults, Settings};
 use crate::store::{Cancelled, Connection, Due, Enqueued, Store, TaskFilter, Tx};
 use crate::task::{Lane, NodeNumber, Task};
@@ -82,11 +81,11 @@ pub(crate) use settler::random;
 use executor::Running;
 use gates::Gates;
 use inserter::Inserter;
-use journals::Journals;
 use lanes::Lanes;
 use limits::Limits;
 use live::Live;
 use ready::Ready;
+use saga::{Desk, SagaSetup};
 use settler::Settler;
 use signals::Signals;
 use wheel::Wheel;
@@ -137,12 +136,7 @@ struct Shared {
     limits: Mutex<Limits>,
     inserter: Inserter,
     settler: Settler,
-    journals: Arc<Journals>,
-    /// The sagas that may be started by their names, with their definitions as JSON.
-    sagas: HashMap<String, (Arc<Flow>, String)>,
-    /// Sagas that are to be looked at, and when.
-    timers: Mutex<BTreeSet<(Timestamp, String)>>,
-    journal_hook: Option<saga::Hook>,
+    sagas: Desk,
     signals: Signals,
     tally: history::Tally,
     gates: Gates,
@@ -202,7 +196,6 @@ struct Wake {
     claimer: Notify,
     idle: Notify,
     beat: Notify,
-    sagas: Notify,
 }
 
 /// Sets up an [`Engine`].
@@ -224,12 +217,7 @@ pub struct Builder {
     notify: Option<NotifyConfig>,
     registry: Option<Arc<dyn Registry>>,
     clock: Option<Clock>,
-    journals: Arc<Journals>,
-    sagas: Vec<Definition>,
-    has_sagas: bool,
-    journal_hook: Option<saga::Hook>,
-    /// The engine, for handlers of our own, once there is one.
-    later: Arc<OnceLock<Weak<Shared>>>,
+    sagas: SagaSetup,
 }
 
 impl Builder {
@@ -393,10 +381,7 @@ impl Builder {
         let waiting = Waiting::new(clock.now(), self.config.prefetch);
         #[cfg(feature = "notify")]
         let notifier = self.notify.map(|config| Notifier::new(self.store.clone(), config)).transpose()?;
-        let registry = match self.registry {
-            Some(registry) => registry,
-            None => live.registry().open(&self.store)?,
-        };
+        let registry = self.registry.map_or_else(|| live.registry().open(&self.store), Ok)?;
         let shared = Arc::new(Shared {
             store: self.store,
             clock,
@@ -417,10 +402,7 @@ impl Builder {
             limits: Mutex::new(limits),
             inserter: Inserter::default(),
             settler: Settler::default(),
-            journals: self.journals,
             sagas,
-            timers: Mutex::default(),
-            journal_hook: self.journal_hook,
             signals,
             tally: history::Tally::default(),
             gates: Gates::default(),
@@ -433,14 +415,11 @@ impl Builder {
             ended: AtomicBool::new(false),
             services: Mutex::default(),
         });
-        _ = self.later.set(Arc::downgrade(&shared));
+        shared.sagas.belongs_to(&shared);
         shared.join().await?;
         metrics::counter!("redrive_fenced").increment(0); // there from the start, so that the first one is an increase
         shared.read_gates(shared.clock.now()).await?;
         shared.spawn_services()?;
-        if self.has_sagas {
-            lock(&shared.services).spawn(saga::run(shared.clone()));
-        }
         watcher.into_iter().for_each(|watcher| _ = lock(&shared.services).spawn(live::run(shared.clone(), watcher)));
         Ok(Engine(shared))
     }
@@ -466,11 +445,7 @@ impl Engine {
             notify: None,
             registry: None,
             clock: None,
-            journals: Arc::default(),
-            sagas: Vec::new(),
-            has_sagas: false,
-            journal_hook: None,
-            later: Arc::default(),
+            sagas: SagaSetup::default(),
         }
     }
 
@@ -626,6 +601,7 @@ impl Shared {
         services.spawn(inserter::run(self.clone()));
         services.spawn(settler::run(self.clone()));
         services.spawn(journals::run(self.clone()));
+        services.spawn(saga::run(self.clone()));
         services.spawn(scanner::run(self.clone()));
         services.spawn(claimer::run(self.clone()));
         services.spawn(node::run(self.clone()));

@@ -10,11 +10,12 @@
 //! node looks into the table now and then.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tokio::sync::Notify;
 
 use crate::callback::FinalFailure;
 use crate::classify::{Class, Failure, Kind};
@@ -23,9 +24,11 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::new_task::NewTask;
 use crate::policy::{OnExhausted, Policy};
-use crate::saga::{Event, Flow, Op, Saga, State, StepCx, StepError, StepRunner, UndoKind, Work, undo_policy};
+use crate::saga::{
+    Definition, Event, Flow, Op, Saga, State, StepCx, StepError, StepRunner, UndoKind, Work, undo_policy,
+};
 use crate::settle::Outcome;
-use crate::store::{Store, TaskFilter};
+use crate::store::{Lock, Store, TaskFilter};
 use crate::task::{Task, limits};
 
 use super::handler::{Attempted, Attempting, Handler, decode};
@@ -61,13 +64,47 @@ struct StopParams {
     work: Vec<Work>,
 }
 
+/// What the builder knows of sagas.
+#[derive(Debug, Default)]
+pub(super) struct SagaSetup {
+    journals: Arc<Journals>,
+    definitions: Vec<Definition>,
+    hook: Option<Hook>,
+    engine: Later,
+    /// Whether this engine runs steps.
+    any: bool,
+}
+
+/// The engine, for handlers of our own, once there is one.
+type Later = Arc<OnceLock<Weak<Shared>>>;
+
+/// What the engine has for sagas.
+#[derive(Debug)]
+pub(super) struct Desk {
+    pub(super) journals: Arc<Journals>,
+    /// Those that may be started by their names, with their definitions as JSON.
+    pub(super) named: HashMap<String, (Arc<Flow>, String)>,
+    /// Those that are to be looked at, and when.
+    timers: Mutex<BTreeSet<(Timestamp, String)>>,
+    sooner: Notify,
+    hook: Option<Hook>,
+    engine: Later,
+    any: bool,
+}
+
+impl Desk {
+    pub(super) fn belongs_to(&self, shared: &Arc<Shared>) {
+        _ = self.engine.set(Arc::downgrade(shared));
+    }
+}
+
 impl Builder {
     /// Runs the steps of this saga, and lets it be [started](super::sagas::Sagas::start) by its name.
     pub fn saga<I>(mut self, saga: Saga<I>) -> Self {
         for (method, (runner, options)) in saga.runners {
             self = self.runner(method, options, runner);
         }
-        self.sagas.push(saga.definition);
+        self.sagas.definitions.push(saga.definition);
         self
     }
 
@@ -78,40 +115,41 @@ impl Builder {
     }
 
     fn runner(mut self, method: String, options: MethodOptions, runner: Arc<dyn StepRunner>) -> Self {
-        let (journals, store) = (self.journals.clone(), self.store.clone());
+        let (journals, store) = (self.sagas.journals.clone(), self.store.clone());
         let run = move |cx: Context<'static>, task: Arc<Task>| -> Attempting {
             let (journals, store, runner) = (journals.clone(), store.clone(), runner.clone());
             Box::pin(async move { attempt(&journals, &store, &*runner, cx, &task).await })
         };
         let part = |params: &str| serde_json::from_str::<StepParams>(params).ok()?.part;
         self.handlers.insert(method.clone(), Handler::raw(method, options, run, part));
-        self.has_sagas = true;
+        self.sagas.any = true;
         self
     }
 
     /// Called before and after each write of journals, with that word: for tests that kill the process there.
     #[doc(hidden)]
     pub fn journal_hook(mut self, hook: impl Fn(&'static str) + Send + Sync + 'static) -> Self {
-        self.journal_hook = Some(Hook(Arc::new(hook)));
+        self.sagas.hook = Some(Hook(Arc::new(hook)));
         self
     }
 
-    /// The sagas that can be started here; with them come handlers of our own.
-    pub(super) fn gather_sagas(&mut self) -> Result<HashMap<String, (Arc<Flow>, String)>> {
-        let mut sagas = HashMap::new();
-        for definition in std::mem::take(&mut self.sagas) {
-            let json = serde_json::to_string(&definition).map_err(|e| Error::invalid("saga", e.to_string()))?;
-            sagas.insert(definition.name.clone(), (self.journals.flow(definition)?, json));
-        }
-        if self.has_sagas {
+    /// What the engine needs for sagas; with them come handlers of our own.
+    pub(super) fn gather_sagas(&mut self) -> Result<Desk> {
+        if self.sagas.any {
             self.handlers.insert(ENDED.into(), self.ended_handler());
             self.handlers.insert(STOP.into(), self.stop_handler());
         }
-        Ok(sagas)
+        let SagaSetup { journals, definitions, hook, engine, any } = std::mem::take(&mut self.sagas);
+        let mut named = HashMap::new();
+        for definition in definitions {
+            let json = serde_json::to_string(&definition).map_err(|e| Error::invalid("saga", e.to_string()))?;
+            named.insert(definition.name.clone(), (journals.flow(definition)?, json));
+        }
+        Ok(Desk { journals, named, timers: Mutex::default(), sooner: Notify::new(), hook, engine, any })
     }
 
     fn ended_handler(&self) -> Handler {
-        let journals = self.journals.clone();
+        let journals = self.sagas.journals.clone();
         let ended = move |_: Context<'static>, failure: FinalFailure| {
             let journals = journals.clone();
             async move { hear(&journals, failure).await }
@@ -120,7 +158,7 @@ impl Builder {
     }
 
     fn stop_handler(&self) -> Handler {
-        let later = self.later.clone();
+        let later = self.sagas.engine.clone();
         let stop = move |_: Context<'static>, params: StopParams| {
             let shared = later.get().and_then(Weak::upgrade);
             async move {
@@ -135,7 +173,7 @@ impl Builder {
 }
 
 /// See [`Builder::journal_hook`].
-pub(super) struct Hook(Arc<dyn Fn(&'static str) + Send + Sync>);
+struct Hook(Arc<dyn Fn(&'static str) + Send + Sync>);
 
 impl std::fmt::Debug for Hook {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -324,20 +362,20 @@ impl Shared {
 
     /// This saga is to be looked at then.
     pub(super) fn look_at(&self, at: Timestamp, id: String) {
-        let mut timers = lock(&self.timers);
+        let mut timers = lock(&self.sagas.timers);
         let is_next = timers.first().is_none_or(|(next, _)| at < *next);
         timers.insert((at, id));
         if is_next {
-            self.wake.sagas.notify_one();
+            self.sagas.sooner.notify_one();
         }
     }
 
     /// Looks at those whose time has come, as far as we remember.
     fn look_at_remembered(&self, now: Timestamp) -> Option<Timestamp> {
-        let mut timers = lock(&self.timers);
+        let mut timers = lock(&self.sagas.timers);
         let later = timers.split_off(&(now + Duration::from_millis(1), String::new()));
         let due: BTreeSet<_> = std::mem::replace(&mut *timers, later);
-        due.into_iter().for_each(|(_, id)| self.journals.look(id));
+        due.into_iter().for_each(|(_, id)| self.sagas.journals.look(id));
         timers.first().map(|(at, _)| *at)
     }
 
@@ -347,7 +385,7 @@ impl Shared {
         loop {
             let due = self.store.due_sagas(now, SWEPT).await?;
             let found = due.len();
-            let looks = due.iter().map(|id| self.journals.tell(id, Tell::Look));
+            let looks = due.iter().map(|id| self.sagas.journals.tell(id, Tell::Look));
             let answers = futures_util::future::join_all(looks).await;
             let done = answers.iter().filter(|answer| answer.as_ref().is_ok_and(|a| a.is_new)).count();
             looked_at += done;
@@ -360,36 +398,46 @@ impl Shared {
 
     /// A test may want the process to die here.
     pub(super) fn journal_moment(&self, when: &'static str) {
-        self.journal_hook.iter().for_each(|hook| (hook.0)(when));
+        self.sagas.hook.iter().for_each(|hook| (hook.0)(when));
     }
 }
 
 /// The time, for sagas that wait.
 pub(super) async fn run(shared: Arc<Shared>) {
-    let mut swept = Timestamp::EPOCH;
+    if !shared.sagas.any {
+        return; // those who run steps look at the time, too
+    }
+    let (mut swept, mut held) = (Timestamp::EPOCH, None);
     loop {
         let now = shared.clock.now();
         let next = shared.look_at_remembered(now);
         if now.since(swept) >= SWEEP && shared.me.may_work() {
             swept = now;
-            if let Err(e) = sweep(&shared, now).await {
-                tracing::warn!(error = %e, "sagas whose time has come could not be looked for; trying again");
+            match sweep(&shared, now).await {
+                Ok(lock) => held = lock,
+                Err(e) => tracing::warn!(error = %e, "sagas whose time has come could not be looked for; trying again"),
             }
         }
         let wait = next.map_or(SWEEP, |next| next.since(now)).min(SWEEP);
         tokio::select! {
             () = pause(wait) => {}
-            () = shared.wake.sagas.notified() => {}
-            () = shared.stopping.cancelled() => return,
+            () = shared.sagas.sooner.notified() => {}
+            () = shared.stopping.cancelled() => break,
         }
+    }
+    if let Some(lock) = held
+        && let Err(e) = shared.store.unlock(&lock).await
+    {
+        tracing::debug!(error = %e, "the lock of the sagas' times could not be given back; it expires");
     }
 }
 
 /// One node does it for all.
-async fn sweep(shared: &Shared, now: Timestamp) -> Result<()> {
+async fn sweep(shared: &Shared, now: Timestamp) -> Result<Option<Lock>> {
     let me = shared.me.number().to_string();
-    if shared.store.lock("sagas", &me, SWEEP * 3, now).await?.is_some() {
+    let lock = shared.store.lock("sagas", &me, SWEEP * 3, now).await?;
+    if lock.is_some() {
         shared.look_at_due_sagas(now).await?;
     }
-    Ok(())
+    Ok(lock)
 }

@@ -52,7 +52,7 @@ impl Sagas<'_> {
     /// Starts a saga that this engine [was given](crate::Builder::saga). The id is the caller's: whoever starts it again with the same
     /// input is given what is there, with another input it is a conflict.
     pub async fn start(&self, name: &str, id: &str, input: &(impl Serialize + ?Sized)) -> Result<StartedSaga> {
-        let registered = self.0.0.sagas.get(name);
+        let registered = self.0.0.sagas.named.get(name);
         let (flow, json) = registered.ok_or_else(|| Error::NotFound { what: "saga named", id: name.to_owned() })?;
         let input = written("input", input)?;
         self.begin(flow.clone(), json.clone(), id, input).await
@@ -61,7 +61,7 @@ impl Sagas<'_> {
     /// Starts a saga by its definition. Some node must run the methods of its steps.
     pub async fn start_with(&self, definition: Definition, id: &str, input: Value) -> Result<StartedSaga> {
         let json = written("definition", &definition)?.to_string();
-        let flow = self.0.0.journals.flow(definition)?;
+        let flow = self.0.0.sagas.journals.flow(definition)?;
         self.begin(flow, json, id, input).await
     }
 
@@ -217,7 +217,7 @@ impl Sagas<'_> {
         let shared = &self.0.0;
         for tries in 0.. {
             let tasks = shared.saga_tasks(id).await?;
-            let state = shared.journals.get(&shared.store, id, true).await?.ok_or_else(|| not_found(id))?;
+            let state = shared.sagas.journals.get(&shared.store, id, true).await?.ok_or_else(|| not_found(id))?;
             if let Some(end) = state.ended {
                 return Err(Error::Conflict {
                     doing: "retry saga",
@@ -261,7 +261,7 @@ impl Sagas<'_> {
     }
 
     async fn tell(&self, id: &str, tell: Tell) -> Result<(Arc<State>, bool)> {
-        let answer = self.0.0.journals.tell(id, tell).await?;
+        let answer = self.0.0.sagas.journals.tell(id, tell).await?;
         Ok((answer.state, answer.is_new))
     }
 

@@ -120,6 +120,7 @@ impl<I> Saga<I> {
     }
 
     /// The step begins when this one is done.
+    #[expect(clippy::needless_pass_by_value, reason = "`after(BookHotel)` reads well")]
     pub fn after(self, step: impl StepName) -> Self {
         let name = step.step_name().to_owned();
         self.on_last(|last| last.after.push(name))
@@ -135,6 +136,7 @@ impl<I> Saga<I> {
     }
 
     /// When the time of this wait or reservation is up, the saga goes back to that step and begins anew from there.
+    #[expect(clippy::needless_pass_by_value, reason = "as `after`")]
     pub fn back_to(self, step: impl StepName) -> Self {
         let name = step.step_name().to_owned();
         self.on_last(|last| match &mut last.kind {

@@ -13,8 +13,12 @@ use crate::policy::{Notify, Policy};
 
 /// Most steps of a saga.
 pub const MOST_STEPS: usize = 100;
-/// Bytes of a saga's or step's name.
+/// Bytes of a saga's name.
 pub const LONGEST_NAME: usize = 100;
+/// Bytes of a step's name: with its round it is still a name for the barrier.
+pub const LONGEST_STEP: usize = 90;
+/// What the whole is called where a step's name is wanted.
+pub(crate) const WHOLE: &str = "compensate";
 
 /// A saga: named steps, which follow each other as `after` says.
 ///
@@ -254,7 +258,7 @@ impl Definition {
     /// The method of the task that undoes the whole.
     pub fn compensate_method(&self) -> Option<String> {
         let with = self.compensate_with.as_ref()?;
-        Some(with.method.clone().unwrap_or_else(|| format!("{}/compensate", self.name)))
+        Some(with.method.clone().unwrap_or_else(|| format!("{}/{WHOLE}", self.name)))
     }
 }
 
@@ -306,7 +310,7 @@ impl Flow {
     }
 
     /// A step and all that come after it.
-    pub(crate) fn from_on(&self, i: usize) -> Steps {
+    pub(crate) fn since(&self, i: usize) -> Steps {
         self.below.get(i).copied().unwrap_or(0) | 1 << i
     }
 
@@ -333,7 +337,7 @@ impl Flow {
             }
             return;
         };
-        let (above, below) = (self.above(pivot), self.from_on(pivot));
+        let (above, below) = (self.above(pivot), self.since(pivot));
         for (i, step) in self.steps().iter().enumerate() {
             let is_above = above >> i & 1 == 1;
             problems.require(is_above || below >> i & 1 == 1, &at(i, "after"), || {
@@ -349,7 +353,7 @@ impl Flow {
         for (i, step) in self.steps().iter().enumerate() {
             let Some(WhenUp::BackTo(name)) = step.when_up() else { continue };
             let place = self.place(name);
-            problems.require(place.is_some_and(|to| self.from_on(to) >> i & 1 == 1), &at(i, "back_to"), || {
+            problems.require(place.is_some_and(|to| self.since(to) >> i & 1 == 1), &at(i, "back_to"), || {
                 format!("{name:?} must be the step itself or one before it")
             });
             let one_handler = self.definition.compensate_with.is_some();
@@ -369,20 +373,21 @@ fn at(i: usize, field: &str) -> String {
     format!("steps[{i}].{field}")
 }
 
-fn is_name(name: &str) -> bool {
-    (1..=LONGEST_NAME).contains(&name.len()) && !name.contains(['\0', '/', '#'])
+fn is_name(name: &str, most: usize) -> bool {
+    (1..=most).contains(&name.len()) && !name.contains(['\0', '/', '#']) && name.trim() == name
 }
 
 /// What can be said of each field by itself.
 fn check_alone(definition: &Definition, p: &mut Problems) {
-    const NAME: &str = "must be of 1 to 100 bytes, without `/` and `#`";
-    p.require(is_name(&definition.name), "name", || NAME.into());
+    let of = |most: usize| format!("must be of 1 to {most} bytes, without `/` and `#`, nor spaces around it");
+    p.require(is_name(&definition.name, LONGEST_NAME), "name", || of(LONGEST_NAME));
     let n = definition.steps.len();
     p.require((1..=MOST_STEPS).contains(&n), "steps", || format!("must be from 1 to {MOST_STEPS}, are {n}"));
     definition.deadline.iter().for_each(|d| duration::check(*d, "deadline", p));
     check_policy("compensate_with.policy", definition.compensate_with.as_ref().and_then(|w| w.policy.as_ref()), p);
     for (i, step) in definition.steps.iter().enumerate() {
-        p.require(is_name(&step.name), &at(i, "name"), || NAME.into());
+        p.require(is_name(&step.name, LONGEST_STEP), &at(i, "name"), || of(LONGEST_STEP));
+        p.require(step.name != WHOLE, &at(i, "name"), || format!("{WHOLE:?} is what undoing the whole is called"));
         step.deadline.iter().for_each(|d| duration::check(*d, &at(i, "deadline"), p));
         check_policy(&at(i, "policy"), step.policy.as_ref(), p);
         check_policy(&at(i, "undo_policy"), step.undo_policy.as_ref(), p);
@@ -401,7 +406,7 @@ fn check_kind(i: usize, step: &StepDef, p: &mut Problems) {
         }
         StepKind::Sleep { time } => duration::check(*time, &at(i, "time"), p),
         StepKind::WaitFor { signal, timeout, .. } => {
-            p.require(is_name(signal), &at(i, "signal"), || "must be of 1 to 100 bytes".into());
+            p.require(is_name(signal, LONGEST_NAME), &at(i, "signal"), || "must be of 1 to 100 bytes".into());
             timeout.iter().for_each(|d| duration::check(*d, &at(i, "timeout"), p));
         }
     }
@@ -506,8 +511,8 @@ mod tests {
     #[test]
     fn what_comes_after_is_known_over_any_number_of_steps() {
         let flow = Flow::new(saga(vec![step("c", &["b"]), step("a", &[]), step("b", &["a"]), step("x", &[])])).unwrap();
-        assert_eq!(flow.from_on(1), 0b0111);
+        assert_eq!(flow.since(1), 0b0111);
         assert_eq!(flow.above(0), 0b0110);
-        assert_eq!(flow.from_on(3), 0b1000);
+        assert_eq!(flow.since(3), 0b1000);
     }
 }

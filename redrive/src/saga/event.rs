@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::definition::WHOLE;
+
 /// What is done to a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -22,6 +24,16 @@ impl Op {
             Self::Run => "run",
             Self::Undo => "undo",
             Self::Confirm => "confirm",
+        }
+    }
+}
+
+impl From<Op> for crate::barrier::Op {
+    fn from(op: Op) -> Self {
+        match op {
+            Op::Run => Self::Run,
+            Op::Undo => Self::Undo,
+            Op::Confirm => Self::Confirm,
         }
     }
 }
@@ -50,7 +62,7 @@ fn is_first(round: &u32) -> bool {
 impl Work {
     /// The step's name with its round: `hotel`, or `hotel#2` the second time.
     pub fn place(&self) -> String {
-        let step = self.step.as_deref().unwrap_or("compensate");
+        let step = self.step.as_deref().unwrap_or(WHOLE);
         if self.round == 1 { step.to_owned() } else { format!("{step}#{}", self.round) }
     }
 }

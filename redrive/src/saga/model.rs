@@ -53,7 +53,7 @@ fn any_step(i: usize) -> impl Strategy<Value = StepDef> {
                 after: after.into_iter().map(|j| format!("s{j}")).collect(),
                 undo,
                 allow_irreversible: true,
-                undo_first: first && i % 3 == 0,
+                undo_first: first && i.is_multiple_of(3),
                 ..StepDef::default()
             }
         },

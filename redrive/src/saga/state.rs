@@ -329,7 +329,7 @@ impl State {
             return Err(not("not all is undone"));
         }
         self.round += 1;
-        let again = self.flow.from_on(to);
+        let again = self.flow.since(to);
         self.forget_signals(again);
         let round = self.round;
         self.steps.iter_mut().enumerate().filter(|(i, _)| has(again, *i)).for_each(|(_, s)| *s = StepState::new(round));
@@ -400,7 +400,7 @@ impl State {
     /// The steps that are to be undone, if it goes back.
     pub(crate) fn scope(&self) -> Steps {
         match &self.back {
-            Some(Back { to: Some(to) }) => self.flow.from_on(*to),
+            Some(Back { to: Some(to) }) => self.flow.since(*to),
             Some(Back { to: None }) => Steps::MAX,
             None => 0,
         }

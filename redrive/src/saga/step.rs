@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use crate::barrier::BarrierKey;
 use crate::classify::{ErrorKind, Failure, Kind};
 use crate::clock::Timestamp;
 use crate::context::Context;
@@ -17,7 +18,7 @@ use crate::error::chain;
 use crate::id::TaskId;
 use crate::policy::Policy;
 
-use super::definition::UndoKind;
+use super::definition::{UndoKind, WHOLE};
 use super::event::{Op, Work};
 use super::state::{Doing, State};
 
@@ -202,7 +203,7 @@ impl StepCx {
 
     /// The step's name; `compensate` if the saga is undone as a whole.
     pub fn step(&self) -> &str {
-        self.work.step.as_deref().unwrap_or("compensate")
+        self.work.step.as_deref().unwrap_or(WHOLE)
     }
 
     /// What is to be done to it.
@@ -233,6 +234,11 @@ impl StepCx {
     /// The step's name with its round, as in its key: what a participant's barrier goes by.
     pub fn place(&self) -> String {
         self.work.place()
+    }
+
+    /// What a participant asks its [barrier](crate::barrier) with, in the transaction of its effect.
+    pub fn barrier_key(&self) -> BarrierKey {
+        BarrierKey::new(&*self.id, self.place(), self.work.op.into())
     }
 
     /// The saga's input.

@@ -5,6 +5,7 @@
 mod harness;
 
 mod basics;
+mod crash;
 mod people;
 mod script;
 mod time;
