@@ -37,7 +37,7 @@ const GUARD: &[&str] = &["scan_interval", "mail_channel", "mail_from", "mail_to"
 const HTTP: &[&str] = &["allow", "max_redirects", "gate"];
 const SERVER: &[&str] = &["listen", "request_timeout", "max_body", "log"];
 const REGISTRY: &[&str] = &["kind", "keep_view_for"];
-const RETENTION: &[&str] = &["live_window", "keep_months", "keep_archive", "keep_dead", "keep_audit"];
+const RETENTION: &[&str] = &["live_window", "keep_months", "keep_archive", "keep_dead", "keep_audit", "keep_sagas"];
 const NACOS: &[&str] = &["servers", "namespace", "group", "service", "ip", "username", "password"];
 pub(super) const OF_METHOD: &[&str] = &["persist", "concurrency", "per_business", "rate", "gate"];
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::barrier;
 use crate::clock::Timestamp;
 use crate::duration;
 use crate::error::{Problems, Result};
@@ -16,7 +17,7 @@ use super::pool::Use;
 use super::retry::{Scope, retrying};
 
 /// Rows of one kind that go in one round.
-const ROUND: i64 = 1_000;
+const ROUND: u32 = 1_000;
 /// Keys that are looked at in one round: those of tasks that live stay, and there is no index of the others.
 const KEYS: i64 = 10_000;
 /// Dead nodes are remembered for so long, for people.
@@ -38,13 +39,22 @@ pub struct Retention {
     pub keep_dead: Keep,
     /// How long the audit keeps what people did and what they were refused. Default: for ever.
     pub keep_audit: Keep,
+    /// How long sagas that have ended are kept, with their journals. Default: 30 days.
+    pub keep_sagas: Keep,
 }
 
 impl Default for Retention {
     fn default() -> Self {
         let days = |n: u64| Duration::from_secs(n * 24 * 3600);
         let (live_window, keep_archive) = (days(30), Keep::For(days(90)));
-        Self { live_window, keep_months: 3, keep_archive, keep_dead: Keep::Forever, keep_audit: Keep::Forever }
+        Self {
+            live_window,
+            keep_months: 3,
+            keep_archive,
+            keep_dead: Keep::Forever,
+            keep_audit: Keep::Forever,
+            keep_sagas: Keep::For(days(30)),
+        }
     }
 }
 
@@ -54,8 +64,12 @@ impl Retention {
         let mut problems = Problems::default();
         duration::check(self.live_window, "live_window", &mut problems);
         problems.require((1..=1200).contains(&self.keep_months), "keep_months", || "must be from 1 to 1200".into());
-        let keeps =
-            [("keep_archive", self.keep_archive), ("keep_dead", self.keep_dead), ("keep_audit", self.keep_audit)];
+        let keeps = [
+            ("keep_archive", self.keep_archive),
+            ("keep_dead", self.keep_dead),
+            ("keep_audit", self.keep_audit),
+            ("keep_sagas", self.keep_sagas),
+        ];
         for (field, keep) in keeps {
             if let Keep::For(time) = keep {
                 duration::check(time, field, &mut problems);
@@ -116,6 +130,10 @@ pub struct Swept {
     pub keys: u64,
     /// Records of the audit.
     pub audited: u64,
+    /// Sagas that have ended.
+    pub sagas: u64,
+    /// Rows of the barrier for participants that keep it in this database.
+    pub barriers: u64,
     /// Nodes that have been dead for a week.
     pub nodes: u64,
 }
@@ -139,6 +157,12 @@ impl Store {
             let note = "it was kept for as long as the settings say";
             swept.dead = self.discard(&old, "retention", Some(note), now).await?;
         }
+        if let Some(before) = retention.keep_sagas.before(now) {
+            swept.sagas = self.remove_sagas(before, ROUND).await?;
+        }
+        let mut tx = self.begin().await?;
+        swept.barriers = barrier::expire(&mut tx, barrier::KEEP, ROUND).await?;
+        tx.commit().await?;
         swept.nodes = self.forget_nodes(now - REMEMBER_NODES).await?;
         Ok(swept)
     }
