@@ -1,0 +1,312 @@
+//! Sagas over HTTP: a real server, real services, and what people do about them.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse as _, Response};
+use serde_json::{Value, json};
+
+/// A service that answers as it was told, and remembers what it was asked.
+#[derive(Clone, Default)]
+struct Service(Arc<Mutex<Inner>>);
+
+#[derive(Default)]
+struct Inner {
+    /// What is answered to a path, one after the other; the last one for ever.
+    answers: BTreeMap<String, Vec<u16>>,
+    asked: Vec<(String, Value)>,
+    keys: Vec<String>,
+}
+
+impl Service {
+    async fn start(&self) -> String {
+        let router = axum::Router::new().fallback(answer).with_state(self.clone());
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        format!("http://{address}")
+    }
+
+    fn answers(&self, to: &str, statuses: &[u16]) {
+        self.0.lock().unwrap().answers.insert(to.into(), statuses.to_vec());
+    }
+
+    /// `POST /hotel`, in order.
+    fn asked(&self) -> Vec<String> {
+        self.0.lock().unwrap().asked.iter().map(|(what, _)| what.clone()).collect()
+    }
+
+    fn body_of(&self, what: &str) -> Value {
+        self.0.lock().unwrap().asked.iter().find(|(asked, _)| asked == what).unwrap().1.clone()
+    }
+}
+
+async fn answer(State(service): State<Service>, method: Method, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
+    let what = format!("{method} {}", uri.path());
+    let mut inner = service.0.lock().unwrap();
+    inner.asked.push((what.clone(), serde_json::from_slice(&body).unwrap_or_default()));
+    inner.keys.push(headers["idempotency-key"].to_str().unwrap().to_owned());
+    let status = match inner.answers.get_mut(&what) {
+        Some(answers) if answers.len() > 1 => answers.remove(0),
+        Some(answers) => answers[0],
+        None => 200,
+    };
+    let status = StatusCode::from_u16(status).unwrap();
+    let mut answer = (status, axum::Json(json!({ "id": inner.asked.len(), "key": inner.keys.last() }))).into_response();
+    if status == StatusCode::ACCEPTED {
+        answer.headers_mut().insert(header::LOCATION, "/jobs/7".parse().unwrap());
+        answer.headers_mut().insert(header::RETRY_AFTER, "0".parse().unwrap());
+    }
+    answer
+}
+
+struct Redrive {
+    child: Child,
+    url: String,
+    token: String,
+    dir: tempfile::TempDir,
+    client: reqwest::Client,
+}
+
+impl Drop for Redrive {
+    fn drop(&mut self) {
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+impl Redrive {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = "[http]\nallow = ['127.0.0.0/8']\ngate = { enabled = false }\n[defaults]\nbackoff = { fixed = '20ms' }\nmax_attempts = 3\njitter = 'none'\n";
+        std::fs::write(dir.path().join("redrive.toml"), settings).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
+        command.args(["serve", "--listen", "127.0.0.1:0"]).current_dir(dir.path()).env_remove("REDRIVE_DATABASE");
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let line = lines.find(|line| line.contains("API:")).unwrap();
+        let url = line.split_whitespace().nth(1).unwrap().trim_end_matches("/api/v1").to_owned();
+        let line = lines.find(|line| line.contains("token:")).unwrap();
+        let token = line.split_whitespace().nth(1).unwrap().to_owned();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let tls = tls.with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth();
+        let client = reqwest::Client::builder().tls_backend_preconfigured(tls).no_proxy().build().unwrap();
+        Self { child, url, token, dir, client }
+    }
+
+    async fn ask_as(&self, token: &str, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        let request =
+            self.client.request(method.parse().unwrap(), format!("{}/api/v1{path}", self.url)).bearer_auth(token);
+        let answer = if body.is_null() { request } else { request.body(body.to_string()) }.send().await.unwrap();
+        let status = answer.status().as_u16();
+        (status, serde_json::from_str(&answer.text().await.unwrap()).unwrap_or_default())
+    }
+
+    async fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        self.ask_as(&self.token, method, path, body).await
+    }
+
+    /// The saga, once it stands so.
+    async fn until(&self, id: &str, state: &str) -> Value {
+        let mut last = Value::Null;
+        for _ in 0..600 {
+            last = self.ask("GET", &format!("/sagas/{id}"), &Value::Null).await.1;
+            if last["state"] == state {
+                return last;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("{id} does not become {state}: {last:#}");
+    }
+
+    fn cli(&self, args: &[&str]) -> (Option<i32>, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
+        command.args(args).args(["--server", &self.url]).env("REDRIVE_TOKEN", &self.token).env("NO_PROXY", "127.0.0.1");
+        let said = command.current_dir(self.dir.path()).output().unwrap();
+        (said.status.code(), String::from_utf8([said.stdout, said.stderr].concat()).unwrap())
+    }
+}
+
+/// The travel example: hotel, then flight, then a mail.
+fn trip(at: &str) -> Value {
+    json!({
+        "name": "book-trip",
+        "steps": [
+            { "name": "hotel",
+              "do": { "url": format!("{at}/hotel"), "body": { "guest": "{{input.who}}", "nights": "{{input.nights}}" } },
+              "undo": { "method": "DELETE", "url": format!("{at}/hotel/{{{{self.body.id | run_key}}}}") } },
+            { "name": "flight", "after": ["hotel"],
+              "do": { "url": format!("{at}/flight"), "body": { "hotel": "{{steps.hotel.body.id}}" } },
+              "undo": { "method": "DELETE", "url": format!("{at}/flight/{{{{self.body.id | run_key}}}}") },
+              "undo_policy": { "max_attempts": 2, "backoff": { "fixed": "20ms" } } },
+            { "name": "mail", "after": ["flight"], "undo": "none",
+              "do": { "url": format!("{at}/mail"), "body": "to {{input.who}}: {{steps.flight.body.id}}" } }
+        ]
+    })
+}
+
+fn new(id: &str, at: &str) -> Value {
+    json!({ "id": id, "input": { "who": "Ada", "nights": 3 }, "saga": trip(at) })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trip_is_booked_or_given_back() {
+    let (service, redrive) = (Service::default(), Redrive::start());
+    let at = service.start().await;
+    service.answers("POST /flight", &[503, 429, 201]);
+    assert_eq!(redrive.ask("POST", "/sagas", &new("t1", &at)).await, (201, json!({ "id": "t1", "existed": false })));
+    let done = redrive.until("t1", "succeeded").await;
+    assert_eq!(service.asked(), ["POST /hotel", "POST /flight", "POST /flight", "POST /flight", "POST /mail"]);
+    assert_eq!(service.body_of("POST /hotel"), json!({ "guest": "Ada", "nights": 3 }));
+    assert_eq!(service.body_of("POST /flight"), json!({ "hotel": 1 }));
+    assert_eq!(service.0.lock().unwrap().keys[1..4], ["t1/flight/run"; 3].map(String::from));
+    assert_eq!(done["steps"][1]["state"], "done");
+    assert_eq!(redrive.ask("POST", "/sagas", &new("t1", &at)).await, (200, json!({ "id": "t1", "existed": true })));
+    let mut other = new("t1", &at);
+    other["input"]["who"] = "Eve".into();
+    assert_eq!(redrive.ask("POST", "/sagas", &other).await.0, 409);
+
+    // No mail, so both bookings are given back, the last one first; a 404 says that it is gone.
+    let (service, at) = (Service::default(), String::new());
+    let at = if at.is_empty() { service.start().await } else { at };
+    service.answers("POST /mail", &[400]);
+    service.answers("DELETE /flight/2", &[404]);
+    redrive.ask("POST", "/sagas", &new("t2", &at)).await;
+    let undone = redrive.until("t2", "compensated").await;
+    assert_eq!(service.asked(), ["POST /hotel", "POST /flight", "POST /mail", "DELETE /flight/2", "DELETE /hotel/1"]);
+    let states: Vec<&str> = undone["steps"].as_array().unwrap().iter().map(|s| s["state"].as_str().unwrap()).collect();
+    assert_eq!(states, ["undone", "undone", "refused"]);
+
+    // No answer from the flight, ever: it is not known whether it is booked, so it is undone by its key.
+    let service = Service::default();
+    let at = service.start().await;
+    service.answers("POST /flight", &[500]);
+    redrive.ask("POST", "/sagas", &new("t3", &at)).await;
+    redrive.until("t3", "compensated").await;
+    let asked = service.asked();
+    assert_eq!(asked[1..4], ["POST /flight"; 3].map(String::from));
+    assert_eq!(asked[4..], ["DELETE /flight/t3%2Fflight%2Frun".to_owned(), "DELETE /hotel/1".into()]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_under_way_is_asked_for_and_a_signal_is_waited_for() {
+    let (service, redrive) = (Service::default(), Redrive::start());
+    let at = service.start().await;
+    service.answers("POST /order", &[202]);
+    service.answers("GET /jobs/7", &[202, 425, 200]);
+    let saga = json!({ "name": "order", "steps": [
+        { "name": "order", "do": { "url": format!("{at}/order") }, "undo": "none" },
+        { "name": "approval", "after": ["order"], "kind": { "wait_for": { "signal": "approved" } } },
+        { "name": "ship", "after": ["approval"], "pivot": true, "do": { "url": format!("{at}/ship"), "body": { "by": "{{steps.approval.by}}" } } }
+    ]});
+    assert_eq!(redrive.ask("POST", "/sagas", &json!({ "id": "o1", "saga": saga })).await.0, 201);
+    redrive.until("o1", "waiting").await;
+    assert_eq!(service.asked(), ["POST /order", "GET /jobs/7", "GET /jobs/7", "GET /jobs/7"]);
+    let (code, said) = redrive.cli(&["saga", "signal", "o1", "approved", r#"{"by": "Bob"}"#]);
+    assert_eq!(code, Some(0), "{said}");
+    redrive.until("o1", "succeeded").await;
+    assert_eq!(service.body_of("POST /ship"), json!({ "by": "Bob" }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stuck_saga_is_seen_to_by_people() {
+    let (service, redrive) = (Service::default(), Redrive::start());
+    let at = service.start().await;
+    service.answers("POST /mail", &[400]);
+    for n in [2, 5, 8] {
+        service.answers(&format!("DELETE /flight/{n}"), &[500]);
+    }
+    for id in ["s1", "s2"] {
+        redrive.ask("POST", "/sagas", &new(id, &at)).await;
+        redrive.until(id, "stuck").await;
+    }
+    let (_, listed) = redrive.ask("GET", "/sagas?state=stuck", &Value::Null).await;
+    assert_eq!(listed["sagas"].as_array().unwrap().len(), 2);
+    let (code, said) = redrive.cli(&["saga", "show", "s1", "--journal"]);
+    assert!(code == Some(0) && said.contains("✗ flight: undo failed") && said.contains("rollback"), "{said}");
+
+    // One undo is said to be done, the other left out: that is a gap.
+    let (code, said) = redrive.cli(&["saga", "resolve", "flight", "s1", "--note", "by phone"]);
+    assert_eq!(code, Some(0), "{said}");
+    redrive.until("s1", "compensated").await;
+    assert_eq!(redrive.cli(&["saga", "skip", "flight", "s2"]).0, Some(0));
+    redrive.until("s2", "compensated_with_gaps").await;
+    let (_, audit) = redrive.ask("GET", "/audit?action=saga.", &Value::Null).await;
+    assert!(audit.to_string().contains("by phone") && audit.to_string().contains("saga.skip"), "{audit}");
+
+    // A third one is retried after the service is well again.
+    redrive.ask("POST", "/sagas", &new("s3", &at)).await;
+    redrive.until("s3", "stuck").await;
+    let stuck = service.asked().iter().rfind(|asked| asked.starts_with("DELETE /flight")).unwrap().clone();
+    service.answers(&stuck, &[200]);
+    let (code, said) = redrive.cli(&["saga", "retry", "--all-of-state", "stuck"]);
+    assert_eq!(code, Some(0), "{said}");
+    redrive.until("s3", "compensated").await;
+    let (code, said) = redrive.cli(&["saga", "kill", "s3"]);
+    assert!(code == Some(1) && said.contains("ended"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn viewers_see_no_values_and_change_nothing() {
+    let (service, redrive) = (Service::default(), Redrive::start());
+    let at = service.start().await;
+    redrive.ask("POST", "/sagas", &new("v1", &at)).await;
+    redrive.until("v1", "succeeded").await;
+    let (_, viewer) = redrive.ask("POST", "/tokens", &json!({ "name": "v", "role": "viewer" })).await;
+    let viewer = viewer["token"].as_str().or_else(|| viewer["secret"].as_str()).unwrap();
+    let (status, seen) = redrive.ask_as(viewer, "GET", "/sagas/v1", &Value::Null).await;
+    assert_eq!((status, &seen["input"], &seen["steps"][0]["output"]), (200, &json!("***"), &json!("***")));
+    assert!(!seen.to_string().contains("Ada") && !seen.to_string().contains("127.0.0.1"), "{seen:#}");
+    for (path, body) in [("/sagas", new("v2", &at)), ("/sagas/v1/actions", json!({ "action": "kill" }))] {
+        assert_eq!(redrive.ask_as(viewer, "POST", path, &body).await.0, 403);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_that_is_wrong_is_said_when_it_is_submitted() {
+    let redrive = Redrive::start();
+    let step = |name: &str, more: Value| {
+        let mut step = json!({ "name": name, "do": { "url": "https://example.org/x" }, "undo": "none" });
+        step.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        step
+    };
+    let url = |url: &str| json!({ "do": { "url": url } });
+    for (steps, said) in [
+        (json!([]), "from 1 to 100"),
+        (json!([step("a", json!({ "after": ["b"] })), step("b", json!({ "after": ["a"] }))]), "circle"),
+        (json!([step("a", json!({ "undo": null }))]), "must say how that is undone"),
+        (json!([step("a", url("https://example.org/{{steps.b.body}}")), step("b", json!({}))]), "not a step before"),
+        (json!([step("a", url("https://example.org/{{self.body}}"))]), "undo and confirm alone"),
+        (json!([step("a", url("https://{{input.host}}/x"))]), "host"),
+        (json!([step("a", url("http://10.0.0.1/x"))]), "private"),
+        (json!([step("a", url("ftp://example.org/x"))]), "https://"),
+        (json!([step("a", json!({ "do": { "url": "/x", "target": "nobody" } }))]), "nobody"),
+        (json!([step("a", json!({ "spec": 1 }))]), "belongs into"),
+        (json!([step("a", json!({ "kind": { "sleep": { "time": "1s" } } }))]), "only waits"),
+        (
+            json!([step(
+                "a",
+                json!({ "kind": { "reserve": { "ttl": "1m" } }, "undo": { "url": "https://example.org/u" } })
+            )]),
+            "confirmed",
+        ),
+        (json!([{ "name": "a", "undoo": 1 }]), "undoo"),
+        (json!([7]), "object"),
+    ] {
+        let saga = json!({ "id": "x", "saga": { "name": "n", "steps": steps } });
+        let (status, problem) = redrive.ask("POST", "/sagas", &saga).await;
+        assert!(status == 422 && problem["detail"].as_str().unwrap().contains(said), "{said}: {status} {problem}");
+    }
+    for saga in [json!(7), json!({}), json!({ "name": "n" })] {
+        assert_eq!(redrive.ask("POST", "/sagas", &json!({ "id": "x", "saga": saga })).await.0, 422);
+    }
+    assert_eq!(redrive.ask("GET", "/sagas/nobody", &Value::Null).await.0, 404);
+    assert_eq!(redrive.ask("GET", "/sagas?after=x", &Value::Null).await.0, 422);
+}
