@@ -9,7 +9,7 @@ use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::store::db::{Columns, Dialect, Query, Value, query};
 
-use super::columns::{Catalogue, quoted};
+use super::catalogue::{Catalogue, quoted};
 use super::config::Guard;
 use super::value::{Holds, RowId, RowValue};
 
