@@ -25,8 +25,8 @@ use super::value::RowId;
 
 /// Rows that are found, or changed, by one statement.
 pub(super) const BATCH: usize = 1000;
-/// Rows that are found to be retried, before it is looked again.
-const RETRY_BATCH: usize = 200;
+/// Rows of each kind that are found to be retried, before it is looked again.
+const RETRY_BATCH: usize = 100;
 
 /// What a poll of a guard has done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -157,12 +157,23 @@ impl GuardedTable {
         })
     }
 
-    async fn due(&self, now: Seconds) -> Result<Vec<Found>> {
+    /// Some rows that are due, of either kind, and whether there may be more.
+    async fn due(&self, now: Seconds) -> Result<(Vec<Found>, bool)> {
+        let (mut found, mut more) = (Vec::new(), false);
+        for part in &self.0.sql.due_parts(now)? {
+            let some = self.due_of(part).await?;
+            more |= some.len() == RETRY_BATCH;
+            found.extend(some);
+        }
+        Ok((found, more))
+    }
+
+    async fn due_of(&self, part: &Condition) -> Result<Vec<Found>> {
         let sql = &self.0.sql;
-        let (due, columns) = (sql.due(now)?, Found::columns(sql));
+        let columns = Found::columns(sql);
         let doing = format!("looking for rows of {} that are due", self.table_name());
         retrying!(self.0.db.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
-            let rows = c.rows(sql.scan(&columns, &due, "ORDER BY err_next_retry_time", RETRY_BATCH)).await?;
+            let rows = c.rows(sql.scan(&columns, part, "ORDER BY err_next_retry_time", RETRY_BATCH)).await?;
             rows.iter().map(|row| Found::read(sql, row)).collect()
         })
     }
@@ -212,13 +223,9 @@ impl Poll<'_> {
     /// Source 5, §7.4: until nothing is due that can be claimed, or the time is over.
     async fn retry(&mut self) -> Result<()> {
         loop {
-            let found = self.table.due(self.table.seconds()).await?;
-            if found.is_empty() {
-                return Ok(());
-            }
-            let (is_last, before) = (found.len() < RETRY_BATCH, self.report.lost);
-            let all = found.len() as u64;
-            if !self.retry_some(found).await? || is_last || self.report.lost - before == all {
+            let (found, more) = self.table.due(self.table.seconds()).await?;
+            let (all, before) = (found.len() as u64, self.report.lost);
+            if !self.retry_some(found).await? || !more || self.report.lost - before == all {
                 return Ok(());
             }
             if self.table.now() >= self.retry_until {

@@ -212,6 +212,15 @@ impl Sql {
         Ok(Condition::new(sql).with(self.time(now)).with(self.fail()?))
     }
 
+    /// The same in two parts, each one range of the index: rows that were never retried, and rows whose time has come. (As one
+    /// condition all of a million due rows may be read to find the first.)
+    pub(super) fn due_parts(&self, now: Seconds) -> Result<[Condition; 2]> {
+        let never = format!("err_status = 4000 AND err_next_retry_time IS NULL AND {}", self.status_is());
+        let come = format!("err_status = 4000 AND err_next_retry_time <= {} AND {}", self.at("?"), self.status_is());
+        let (never, come) = (Condition::new(never), Condition::new(come).with(self.time(now)));
+        Ok([never.with(self.fail()?), come.with(self.fail()?)])
+    }
+
     /// Rows whose time is used up. (The database may know no datetime so long ago; then they are not.)
     pub(super) fn timed_out(&self, now: Seconds, timeout: Seconds) -> Condition {
         let since = self.at("? - COALESCE(err_timeout, ?)");
