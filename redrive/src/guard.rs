@@ -44,6 +44,7 @@
 
 mod attempt;
 mod business;
+mod catalogue;
 mod columns;
 mod config;
 mod entity;
@@ -58,6 +59,7 @@ mod rows;
 mod show;
 mod sql;
 mod table;
+mod told;
 mod value;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

@@ -17,10 +17,12 @@ impl GuardedTable {
         let (sql, now) = (&self.0.sql, self.seconds());
         let id = sql.id_text();
         let timed_out = sql.timed_out(now, whole(self.0.guard.timeout));
+        let [never, come] = sql.due_parts(now)?;
         let statements = [
             ("heal start", sql.scan(&id, &Sql::heal_start(4000), "", 100)),
             ("heal success", sql.scan(&id, &sql.heal_success(4001)?, "", 100)),
-            ("retry", sql.scan(&Found::columns(sql), &sql.due(now)?, "ORDER BY err_next_retry_time", 100)),
+            ("retry for the first time", sql.scan(&Found::columns(sql), &never, "ORDER BY err_next_retry_time", 100)),
+            ("retry", sql.scan(&Found::columns(sql), &come, "ORDER BY err_next_retry_time", 100)),
             ("promote", sql.scan(&id, &timed_out, "", 100)),
             ("notify", sql.scan(&id, &sql.to_tell(now)?, "", 100)),
         ];

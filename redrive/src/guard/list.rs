@@ -14,7 +14,7 @@ use crate::store::pool::Use;
 use crate::store::retry::{Scope, retrying};
 
 use super::Guards;
-use super::columns::Catalogue;
+use super::catalogue::Catalogue;
 use super::rows::Shapes;
 use super::sql::Condition;
 use super::table::{GuardedTable, Inner};

@@ -19,17 +19,14 @@ use crate::store::retry::{Scope, retrying};
 
 use super::attempt::{Ended, Found};
 use super::err_status::{ABNORMAL, AUTO_SUCCESS, MANUAL};
-use super::mail::Digest;
 use super::sql::{Condition, Seconds, Sql};
 use super::table::{GuardedTable, whole};
 use super::value::RowId;
 
 /// Rows that are found, or changed, by one statement.
-const BATCH: usize = 1000;
-/// Rows that are found to be retried, before it is looked again.
-const RETRY_BATCH: usize = 200;
-/// Rows that a mail names.
-const NAMED: usize = 50;
+pub(super) const BATCH: usize = 1000;
+/// Rows of each kind that are found to be retried, before it is looked again.
+const RETRY_BATCH: usize = 100;
 
 /// What a poll of a guard has done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -160,12 +157,23 @@ impl GuardedTable {
         })
     }
 
-    async fn due(&self, now: Seconds) -> Result<Vec<Found>> {
+    /// Some rows that are due, of either kind, and whether there may be more.
+    async fn due(&self, now: Seconds) -> Result<(Vec<Found>, bool)> {
+        let (mut found, mut more) = (Vec::new(), false);
+        for part in &self.0.sql.due_parts(now)? {
+            let some = self.due_of(part).await?;
+            more |= some.len() == RETRY_BATCH;
+            found.extend(some);
+        }
+        Ok((found, more))
+    }
+
+    async fn due_of(&self, part: &Condition) -> Result<Vec<Found>> {
         let sql = &self.0.sql;
-        let (due, columns) = (sql.due(now)?, Found::columns(sql));
+        let columns = Found::columns(sql);
         let doing = format!("looking for rows of {} that are due", self.table_name());
         retrying!(self.0.db.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
-            let rows = c.rows(sql.scan(&columns, &due, "ORDER BY err_next_retry_time", RETRY_BATCH)).await?;
+            let rows = c.rows(sql.scan(&columns, part, "ORDER BY err_next_retry_time", RETRY_BATCH)).await?;
             rows.iter().map(|row| Found::read(sql, row)).collect()
         })
     }
@@ -215,13 +223,9 @@ impl Poll<'_> {
     /// Source 5, §7.4: until nothing is due that can be claimed, or the time is over.
     async fn retry(&mut self) -> Result<()> {
         loop {
-            let found = self.table.due(self.table.seconds()).await?;
-            if found.is_empty() {
-                return Ok(());
-            }
-            let (is_last, before) = (found.len() < RETRY_BATCH, self.report.lost);
-            let all = found.len() as u64;
-            if !self.retry_some(found).await? || is_last || self.report.lost - before == all {
+            let (found, more) = self.table.due(self.table.seconds()).await?;
+            let (all, before) = (found.len() as u64, self.report.lost);
+            if !self.retry_some(found).await? || !more || self.report.lost - before == all {
                 return Ok(());
             }
             if self.table.now() >= self.retry_until {
@@ -251,17 +255,9 @@ impl Poll<'_> {
         Ok(goes_on && !self.report.held_elsewhere)
     }
 
-    /// Waits for one that ends; renews the lock meanwhile. Should that fail, those that run are still safe by their claims.
+    /// Waits for one that ends.
     async fn join_one(&mut self, running: &mut JoinSet<Result<Ended>>) {
-        let ended = loop {
-            tokio::select! {
-                ended = running.join_next() => break ended,
-                () = pause(self.table.lock_time() / 4) => {}
-            }
-            if let Err(e) = self.renew().await {
-                tracing::warn!(guard = self.table.service_name(), error = %e, "the lock could not be renewed");
-            }
-        };
+        let ended = self.holding_the_lock(running.join_next()).await;
         match ended {
             Some(Ok(Ok(ended))) => self.report.note(ended),
             Some(Ok(Err(e))) => {
@@ -270,6 +266,20 @@ impl Poll<'_> {
             }
             Some(Err(_)) => self.report.lost += 1, // the runtime is shutting down
             None => {}
+        }
+    }
+
+    /// Waits for something; renews the lock meanwhile. Should that fail, what runs is still safe by its claims.
+    async fn holding_the_lock<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        loop {
+            tokio::select! {
+                done = &mut work => return done,
+                () = pause(self.table.lock_time() / 4) => {}
+            }
+            if let Err(e) = self.renew().await {
+                tracing::warn!(guard = self.table.service_name(), error = %e, "the lock could not be renewed");
+            }
         }
     }
 
@@ -306,7 +316,7 @@ impl Poll<'_> {
     async fn notify(&mut self) -> Result<()> {
         let (table, now) = (self.table, self.table.now());
         let Some(digest) = table.digest(super::sql::seconds(now)).await? else { return Ok(()) };
-        let sent = table.0.shared.post.send(&digest, now).await;
+        let sent = self.holding_the_lock(table.0.shared.post.send(&digest, now)).await;
         if let Err(why) = &sent {
             tracing::warn!(guard = table.service_name(), rows = digest.total, "people could not be told: {why}");
         }
@@ -317,96 +327,4 @@ impl Poll<'_> {
         self.report.not_told = sent.err();
         Ok(())
     }
-}
-
-impl GuardedTable {
-    /// What people are to be told now.
-    async fn digest(&self, now: Seconds) -> Result<Option<Digest>> {
-        let sql = &self.0.sql;
-        let to_tell = sql.to_tell(now)?;
-        let user = match &sql.user {
-            Some(user) => sql.as_text(&user.quoted, user.holds == super::value::Holds::UuidBytes),
-            None => "NULL".into(),
-        };
-        let since = sql.datetime_text("err_start_time");
-        let columns = format!(
-            "{}, {user}, {since}, COALESCE(err_retry_count, 0), COALESCE(err_manual_notify_count, 0)",
-            sql.id_text()
-        );
-        let doing = format!("looking for rows of {} that people are to be told of", self.table_name());
-        let (named, total) = retrying!(self.0.db.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
-            let rows = c.rows(sql.scan(&columns, &to_tell, "", NAMED)).await?;
-            let named = rows.iter().map(|row| super::mail::read(sql, row)).collect::<sqlx::Result<Vec<_>>>()?;
-            let total = match named.len() {
-                few if few < NAMED => few as i64,
-                _ => c.row(sql.count(&to_tell)).await?.map(|row| row.int()).transpose()?.unwrap_or_default(),
-            };
-            Ok((named, total))
-        })?;
-        let route = self.manual_success_route();
-        let (service_name, table) = (self.service_name().to_owned(), self.table_name().to_owned());
-        let digest = Digest { service_name, table, named, total: total.unsigned_abs(), route };
-        Ok((digest.total > 0).then_some(digest))
-    }
-
-    /// Notes of each row that people were told, or could not be.
-    async fn note_told(&self, now: Seconds, sent: bool) -> Result<u64> {
-        let mut total = 0;
-        loop {
-            let found = self.told(now).await?;
-            let is_last = found.len() < BATCH;
-            let mut changed = 0;
-            for (count, ids) in by_count(found) {
-                changed += self.note_some_told(now, sent, count, &ids).await?;
-            }
-            total += changed;
-            if changed == 0 || is_last {
-                return Ok(total);
-            }
-        }
-    }
-
-    /// Rows that were told of, with how often they were before.
-    async fn told(&self, now: Seconds) -> Result<Vec<(RowId, i64)>> {
-        let sql = &self.0.sql;
-        let (to_tell, columns) =
-            (sql.to_tell(now)?, format!("{}, COALESCE(err_manual_notify_count, 0)", sql.id_text()));
-        let doing = format!("looking for rows of {} that people were told of", self.table_name());
-        retrying!(self.0.db.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
-            let rows = c.rows(sql.scan(&columns, &to_tell, "", BATCH)).await?;
-            let read = |row: &crate::store::db::Row| {
-                let mut c = row.columns();
-                Ok((sql.read_id(&mut c)?, c.int()?))
-            };
-            rows.iter().map(read).collect()
-        })
-    }
-
-    async fn note_some_told(&self, now: Seconds, sent: bool, count: i64, ids: &[RowId]) -> Result<u64> {
-        let sql = &self.0.sql;
-        let interval = whole(self.0.guard.manual_remind_interval).saturating_mul(count.saturating_add(1)).max(1);
-        let next = Condition::new(format!("err_next_remind_staff_time = {}", sql.at("?")));
-        let next = next.with(sql.time(now.saturating_add(interval)));
-        let set = if sent {
-            let set = Condition::new("err_submit_manual_status = 2000, err_manual_notify_count = ?");
-            set.with((count.saturating_add(1)).into())
-        } else {
-            Condition::new("err_submit_manual_status = 4000")
-        };
-        let same = Condition::new("COALESCE(err_manual_notify_count, 0) = ?").with(count.into());
-        let condition = sql.to_tell(now)?.then(" AND ", same);
-        let doing = format!("noting of rows of {} that people were told", self.table_name());
-        let set = set.then(", ", next);
-        retrying!(self.0.db.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
-            c.execute(sql.update_all(&set, ids, &condition)).await
-        })
-    }
-}
-
-fn by_count(found: Vec<(RowId, i64)>) -> std::collections::BTreeMap<i64, Vec<RowId>> {
-    let mut groups = std::collections::BTreeMap::<i64, Vec<RowId>>::new();
-    for (id, count) in found {
-        groups.entry(count).or_default().push(id);
-    }
-    groups
 }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::store::db::{Dialect, Row};
 
-use super::columns::{Catalogue, Column};
+use super::catalogue::{Catalogue, Column};
 use super::sql::Sql;
 
 /// What a column looks like in JSON.

@@ -9,7 +9,7 @@ use crate::store::db::query;
 use crate::store::pool::Use;
 use crate::store::retry::{Scope, retrying};
 
-use super::columns::Catalogue;
+use super::catalogue::Catalogue;
 use super::rows::Shapes;
 use super::table::{GuardedTable, Inner};
 use super::value::RowId;

@@ -9,7 +9,7 @@ use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::store::db::{Columns, Dialect, Query, Value, query};
 
-use super::columns::{Catalogue, quoted};
+use super::catalogue::{Catalogue, quoted};
 use super::config::Guard;
 use super::value::{Holds, RowId, RowValue};
 
@@ -210,6 +210,15 @@ impl Sql {
             self.status_is()
         );
         Ok(Condition::new(sql).with(self.time(now)).with(self.fail()?))
+    }
+
+    /// The same in two parts, each one range of the index: rows that were never retried, and rows whose time has come. (As one
+    /// condition all of a million due rows may be read to find the first.)
+    pub(super) fn due_parts(&self, now: Seconds) -> Result<[Condition; 2]> {
+        let never = format!("err_status = 4000 AND err_next_retry_time IS NULL AND {}", self.status_is());
+        let come = format!("err_status = 4000 AND err_next_retry_time <= {} AND {}", self.at("?"), self.status_is());
+        let (never, come) = (Condition::new(never), Condition::new(come).with(self.time(now)));
+        Ok([never.with(self.fail()?), come.with(self.fail()?)])
     }
 
     /// Rows whose time is used up. (The database may know no datetime so long ago; then they are not.)

@@ -12,7 +12,8 @@ use crate::store::pool::Use;
 use crate::store::retry::{Scope, retrying};
 
 use super::business::Db;
-use super::columns::{self, Catalogue, Inspection};
+use super::catalogue::Catalogue;
+use super::columns::{self, Inspection};
 use super::config::Guard;
 use super::handler::Handler;
 use super::sql::{Condition, Seconds, Sql, seconds};
