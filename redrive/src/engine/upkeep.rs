@@ -53,6 +53,7 @@ impl Shared {
             tracing::warn!(error = %e, "what is past its time could not be removed; trying again");
         }
         gauges.report_dead(self.store.count_dead().await?.1);
+        gauges.report_stuck(self.store.count_stuck_sagas().await?);
         let depths = self.store.depths().await?;
         gauges.report(&depths, self.clock.now());
         self.report_unhandled(&depths).await
@@ -127,11 +128,17 @@ impl Gauges {
         }
     }
 
+    /// How many sagas do.
+    fn report_stuck(&self, sagas: u64) {
+        metrics::gauge!("redrive_saga_stuck").set(sagas as f64);
+    }
+
     /// Somebody else tells of them.
     fn clear(&mut self) {
         if std::mem::take(&mut self.is_telling) {
             self.report(&[], Timestamp::from_millis(0));
             self.report_dead(Vec::new());
+            self.report_stuck(0);
             metrics::gauge!("redrive_unhandled").set(0.0);
             self.is_telling = false;
         }
