@@ -31,7 +31,9 @@ struct Participant {
 async fn sql(tx: &mut Tx, text: &'static str, values: &[&str]) -> sqlx::Result<Vec<String>> {
     macro_rules! on {
         ($c:expr, $text:expr) => {{
-            let query = values.iter().fold(sqlx::query(sqlx::AssertSqlSafe($text)), |query, value| query.bind(value.to_string()));
+            let query = values
+                .iter()
+                .fold(sqlx::query(sqlx::AssertSqlSafe($text)), |query, value| query.bind(value.to_string()));
             let rows = query.fetch_all(&mut *$c).await?;
             rows.iter().map(|row| row.try_get(0)).collect()
         }};
@@ -80,7 +82,8 @@ impl StepRunner for Participant {
 }
 
 fn trip() -> Definition {
-    let quick = Policy { backoff: Backoff::fixed(Duration::from_millis(50)), jitter: Jitter::None, ..Policy::default() };
+    let quick =
+        Policy { backoff: Backoff::fixed(Duration::from_millis(50)), jitter: Jitter::None, ..Policy::default() };
     let step = |(name, after): (&str, &[&str])| StepDef {
         name: name.into(),
         after: after.iter().map(|&name| name.to_owned()).collect(),
@@ -130,7 +133,8 @@ pub async fn finish(
         .config(config())
         .saga_runner("take-part", MethodOptions::default(), Participant { store: store.clone() })
         .journal_hook(move |when| {
-            let n = if when == "before" { count.fetch_add(1, Ordering::SeqCst) + 1 } else { count.load(Ordering::SeqCst) };
+            let n =
+                if when == "before" { count.fetch_add(1, Ordering::SeqCst) + 1 } else { count.load(Ordering::SeqCst) };
             hook(when, n);
         })
         .start()

@@ -4,3 +4,6 @@
 -- last; a driver there is none.
 {index:redrive_saga_deadline ON redrive_saga (deadline)};
 {index:redrive_saga_created ON redrive_saga (created_at)};
+
+-- Each event of a saga changes its row: with room on the page no index is touched.
+{roomy:redrive_saga};

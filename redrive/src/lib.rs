@@ -103,6 +103,7 @@ pub use task::{Attempt, Business, Lane, LastError, NodeNumber, Status, StopReque
 #[doc = include_str!("../../docs/guide/policies.md")]
 #[doc = include_str!("../../docs/guide/resilience.md")]
 #[doc = include_str!("../../docs/guide/running.md")]
+#[doc = include_str!("../../docs/guide/saga.md")]
 #[doc = include_str!("../../docs/guide/settings.md")]
 #[doc = include_str!("../../docs/guide/strategies.md")]
 #[doc = include_str!("../../docs/guide/testing.md")]

@@ -26,6 +26,7 @@ mod model;
 pub(crate) mod plan;
 pub(crate) mod state;
 mod step;
+mod view;
 
 pub use crate::engine::{Sagas, StartedSaga};
 pub use builder::{Saga, StepName};
@@ -35,6 +36,7 @@ pub use definition::{
 };
 pub use event::{Event, Op, SagaState, Why, Work};
 pub use step::{Compensate, Ran, Reserve, Step, StepCx, StepError, StepRunner};
+pub use view::StepView;
 
 pub(crate) use definition::Flow;
 pub(crate) use plan::{Next, advance};

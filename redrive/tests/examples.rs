@@ -63,6 +63,33 @@ fn testing() {
 }
 
 #[test]
+fn trip() {
+    let said = run("trip", &[]);
+    for part in [
+        "Ada: 380 for flight and car, and room 7 in Lisbon\nAda: succeeded",
+        "Bob: room 7 in Lisbon is given back\nBob: compensated\n",
+        "Cleo: stuck\nCleo: compensated\n",
+    ] {
+        assert!(said.contains(part), "{part:?} is missing: {said}");
+    }
+}
+
+#[test]
+fn reservation() {
+    let said = run("reservation", &[]);
+    let expected = [
+        "2 books are held for Ada (order-7/stock/run)",
+        "2 books are released, Ada has not paid (order-7/stock/undo)",
+        "after 15 minutes: waiting",
+        "1 books are held for Ada (order-7/stock#2/run)",
+        "a parcel for Ada: 1 books, 20 paid",
+        "1 books are Ada's (order-7/stock#2/confirm)",
+        "paid in time: succeeded",
+    ];
+    assert_eq!(said.lines().collect::<Vec<_>>(), expected);
+}
+
+#[test]
 fn axum_app() {
     assert!(run("axum_app", &["--once"]).contains("202 Accepted\nHTTP/1.1 200 OK"));
 }

@@ -3,8 +3,9 @@
 //! *State.* A queue of what is to be told to sagas; sagas as they were last read or written here, at most so many bytes of them.
 //!
 //! *Invariants.* One flush is under way; the next takes all that has gathered. Each saga of a flush is taken from memory or read, is told
-//! what there is to tell, and is written with what follows, by compare-and-set on its `seq`. So a copy that is out of date costs a
-//! second look, and never a mistake. Nobody is answered before what they said is durable.
+//! what there is to tell, and is written with what follows, by compare-and-set on its `seq`. What comes to nothing (it is known already, or
+//! cannot be) would not meet that: so nobody is told so by what was in memory, which may be out of date; the saga is read first.
+//! Nobody is answered before what they said is durable.
 //!
 //! *Failure.* Who lost the compare-and-set is told again to what the saga has become. If the database fails, all that was to be written
 //! waits and is tried again. What cannot be written at all is found by halving, and answered with its error.
@@ -34,10 +35,17 @@ const MOST_BYTES: usize = 16 << 20;
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Journals {
-    queue: Mutex<VecDeque<Asked>>,
+    queue: Mutex<Queue>,
     more: Notify,
     kept: Mutex<Generations>,
     flows: Mutex<HashMap<[u8; 16], Arc<Flow>>>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    asked: VecDeque<Asked>,
+    /// The engine has stopped: nothing is taken any more.
+    closed: bool,
 }
 
 /// A saga, as it was last read or written here.
@@ -105,16 +113,29 @@ impl Journals {
     /// Tells a saga something; when this returns it is durable.
     pub(super) async fn tell(&self, id: &str, tell: Tell) -> Result<Answer> {
         let (answer, answered) = oneshot::channel();
-        lock(&self.queue).push_back(Asked { id: id.to_owned(), tell, reread: false, answer });
-        self.more.notify_one();
+        self.push(Asked { id: id.to_owned(), tell, reread: false, answer });
         answered.await.unwrap_or_else(|_| Err(stopped(id)))
     }
 
     /// The same without waiting for it.
     pub(super) fn look(&self, id: String) {
         let (answer, _) = oneshot::channel();
-        lock(&self.queue).push_back(Asked { id, tell: Tell::Look, reread: false, answer });
-        self.more.notify_one();
+        self.push(Asked { id, tell: Tell::Look, reread: false, answer });
+    }
+
+    /// What comes when the engine has stopped is dropped, which its asker notices.
+    fn push(&self, asked: Asked) {
+        let mut queue = lock(&self.queue);
+        if !queue.closed {
+            queue.asked.push_back(asked);
+            self.more.notify_one();
+        }
+    }
+
+    fn close(&self) {
+        let mut queue = lock(&self.queue);
+        queue.closed = true;
+        queue.asked.clear();
     }
 
     /// A saga as it is known here, or as it is.
@@ -125,7 +146,7 @@ impl Journals {
         let Some(record) = store.saga(id).await? else { return Ok(None) };
         let kept = self.read(record)?;
         let state = kept.state.clone();
-        lock(&self.kept).put(id, Arc::new(kept));
+        lock(&self.kept).put_read(id, Arc::new(kept));
         Ok(Some(state))
     }
 
@@ -164,13 +185,13 @@ impl Journals {
     }
 
     fn take(&self) -> Vec<Asked> {
-        let mut queue = lock(&self.queue);
+        let queue = &mut lock(&self.queue).asked;
         let n = queue.len().min(MOST_SAGAS);
         queue.drain(..n).collect()
     }
 
     fn put_back(&self, asked: Vec<Asked>) {
-        let mut queue = lock(&self.queue);
+        let queue = &mut lock(&self.queue).asked;
         asked.into_iter().rev().for_each(|asked| queue.push_front(asked));
     }
 
@@ -225,6 +246,13 @@ impl Generations {
         self.young.insert(id.to_owned(), kept);
     }
 
+    /// What was read, unless it has been written since.
+    fn put_read(&mut self, id: &str, kept: Arc<Kept>) {
+        if self.get(id).is_none_or(|known| known.state.seq < kept.state.seq) {
+            self.put(id, kept);
+        }
+    }
+
     fn remove(&mut self, id: &str) {
         self.young.remove(id);
         self.old.remove(id);
@@ -238,7 +266,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
         if asked.is_empty() {
             tokio::select! {
                 () = journals.more.notified() => {}
-                () = shared.ended() => return lock(&journals.queue).clear(),
+                () = shared.ended() => return journals.close(),
             }
             continue;
         }
@@ -252,6 +280,17 @@ struct Entry {
     id: String,
     asked: Vec<Asked>,
     before: Option<Arc<Kept>>,
+    /// Whether that is from memory.
+    remembered: bool,
+    /// It is there, and cannot be read.
+    broken: Option<Error>,
+}
+
+impl Entry {
+    /// To be told again to what the saga is.
+    fn again(self) -> impl Iterator<Item = Asked> {
+        self.asked.into_iter().map(|asked| Asked { reread: true, ..asked })
+    }
 }
 
 /// What one saga has come to, in a flush.
@@ -277,28 +316,40 @@ async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>) {
     let now = shared.clock.now();
     let (mut appends, mut ready) = (Vec::new(), Vec::new());
     for mut entry in entries {
-        let Some(outcome) = decide(&entry, now) else {
-            let none = Error::NotFound { what: "saga", id: entry.id.clone() };
-            entry.asked.into_iter().for_each(|asked| _ = asked.answer.send(Err(none.echo())));
-            continue;
-        };
-        if outcome.events.is_empty() {
-            answer(
-                entry.asked,
-                outcome.answers,
-                &entry.before.as_ref().map_or_else(|| Arc::new(outcome.state), |k| k.state.clone()),
-            );
+        if let Some(e) = entry.broken.take() {
+            refuse(entry, &e);
             continue;
         }
-        match append_of(shared, &entry, &outcome, now) {
-            Ok(append) => {
-                appends.push(append);
-                ready.push((entry, outcome));
+        let Some(outcome) = decide(&entry, now) else {
+            refuse(entry, &Error::NotFound { what: "saga", id: String::new() });
+            continue;
+        };
+        let in_vain = |answer: &Result<bool>| !answer.as_ref().is_ok_and(|is_new| *is_new);
+        if entry.remembered && outcome.answers.iter().any(in_vain) {
+            shared.sagas.journals.forget(&entry.id);
+            shared.sagas.journals.put_back(entry.again().collect());
+        } else if outcome.events.is_empty() {
+            let state = entry.before.as_ref().map_or_else(|| Arc::new(outcome.state), |kept| kept.state.clone());
+            answer(entry.asked, outcome.answers, &state);
+        } else {
+            match append_of(shared, &entry, &outcome, now) {
+                Err(e) => refuse(entry, &e),
+                Ok(append) => {
+                    appends.push(append);
+                    ready.push((entry, outcome));
+                }
             }
-            Err(e) => entry.asked.drain(..).for_each(|asked| _ = asked.answer.send(Err(e.echo()))),
         }
     }
     write(shared, appends, ready, now).await;
+}
+
+fn refuse(entry: Entry, e: &Error) {
+    let e = match e {
+        Error::NotFound { what, .. } => Error::NotFound { what, id: entry.id },
+        e => e.echo(),
+    };
+    entry.asked.into_iter().for_each(|asked| _ = asked.answer.send(Err(e.echo())));
 }
 
 /// By saga, in the order in which they were asked for.
@@ -308,7 +359,13 @@ fn grouped(asked: Vec<Asked>) -> Vec<Entry> {
         let place = *places.entry(asked.id.clone()).or_insert(entries.len());
         match entries.get_mut(place) {
             Some(entry) => entry.asked.push(asked),
-            None => entries.push(Entry { id: asked.id.clone(), asked: vec![asked], before: None }),
+            None => entries.push(Entry {
+                id: asked.id.clone(),
+                asked: vec![asked],
+                before: None,
+                remembered: false,
+                broken: None,
+            }),
         }
     }
     entries
@@ -319,9 +376,11 @@ async fn find(shared: &Shared, entries: &mut [Entry]) -> Result<()> {
     let journals = &shared.sagas.journals;
     let mut missing = Vec::new();
     for entry in entries.iter_mut() {
-        entry.before = lock(&journals.kept).get(&entry.id);
+        let reread = entry.asked.iter().any(|asked| asked.reread);
+        entry.before = if reread { None } else { lock(&journals.kept).get(&entry.id) };
+        entry.remembered = entry.before.is_some();
         // One that begins is not looked for: if there is one already, its insert will say so.
-        let begins = entry.asked.first().is_some_and(|asked| matches!(asked.tell, Tell::Begin(_)) && !asked.reread);
+        let begins = !reread && matches!(entry.asked.first().map(|asked| &asked.tell), Some(Tell::Begin(_)));
         if entry.before.is_none() && !begins {
             missing.push(entry.id.clone());
         }
@@ -330,15 +389,18 @@ async fn find(shared: &Shared, entries: &mut [Entry]) -> Result<()> {
     let mut found = HashMap::new();
     for record in shared.store.load_sagas(&ids).await? {
         let id = record.summary.id.clone();
-        match journals.read(record) {
-            Ok(kept) => _ = found.insert(id, Arc::new(kept)),
-            Err(e) => tracing::error!(saga = id, error = %e, "a saga's journal cannot be read"),
+        found.insert(id, journals.read(record));
+    }
+    for entry in entries.iter_mut().filter(|entry| entry.before.is_none()) {
+        match found.remove(&entry.id) {
+            Some(Ok(kept)) => entry.before = Some(Arc::new(kept)),
+            Some(Err(e)) => {
+                tracing::error!(saga = entry.id, error = %e, "a saga's journal cannot be read");
+                entry.broken = Some(e);
+            }
+            None => {}
         }
     }
-    entries
-        .iter_mut()
-        .filter(|entry| entry.before.is_none())
-        .for_each(|entry| entry.before = found.get(&entry.id).cloned());
     Ok(())
 }
 
@@ -545,7 +607,7 @@ fn tell_state(shared: &Shared, id: &str, state: &State, word: SagaState) {
 fn lose(shared: &Shared, append: &Append, entry: Entry) {
     append.tasks.iter().for_each(|task| inserter::withdraw_offer(shared, task));
     shared.sagas.journals.forget(&entry.id);
-    shared.sagas.journals.put_back(entry.asked.into_iter().map(|asked| Asked { reread: true, ..asked }).collect());
+    shared.sagas.journals.put_back(entry.again().collect());
 }
 
 /// The database failed: later, if that may help; if not, the guilty one is looked for.
@@ -555,15 +617,13 @@ async fn fail(shared: &Arc<Shared>, entries: Vec<Entry>, e: &Error) {
     for entry in &entries {
         shared.sagas.journals.forget(&entry.id);
     }
-    let reread =
-        |entry: Entry| entry.asked.into_iter().map(|asked| Asked { reread: true, ..asked }).collect::<Vec<_>>();
     if passing {
         tracing::warn!(error = %e, "journals of sagas could not be written yet; trying again");
-        shared.sagas.journals.put_back(entries.into_iter().flat_map(reread).collect());
+        shared.sagas.journals.put_back(entries.into_iter().flat_map(Entry::again).collect());
         pause(Duration::from_millis(100)).await;
     } else if several {
         for entry in entries {
-            Box::pin(flush(shared, reread(entry))).await;
+            Box::pin(flush(shared, entry.again().collect())).await;
         }
     } else {
         tracing::error!(error = %e, "the journal of a saga cannot be written");

@@ -265,7 +265,7 @@ async fn hear(journals: &Journals, failure: FinalFailure) -> Result<(), Verdict>
     let error = failure.error.unwrap_or_else(|| why.clone().unwrap_or_default());
     let error = format!("{}: {error}", why.unwrap_or_default());
     match journals.tell(&params.saga, Tell::Event(gone_wrong(&params.work, false, &error))).await {
-        Ok(_) | Err(Error::NotFound { .. } | Error::Conflict { .. }) => Ok(()),
+        Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
         Err(e) => Err(e.into()),
     }
 }

@@ -12,6 +12,9 @@
 //! | `redrive_view_age_seconds` | gauge: how old this node's view of the others is |
 //! | `redrive_unhandled` | gauge: tasks of methods that no live node handles |
 //! | `redrive_fenced` | counter: nodes that this one declared dead |
+//! | `redrive_saga_ended` | counter by `saga` and `state`: sagas that have ended |
+//! | `redrive_saga_stuck` | gauge: sagas that wait for a person, from one node of the cluster |
+//! | `redrive_saga_batch` | histogram: sagas of one write |
 //! | `redrive_notices_sent`, `redrive_notices_failed`, `redrive_reminders_sent` | counters by `channel`: messages to people |
 //!
 //! An attempt runs in the span `attempt` (level DEBUG: task, method, attempt, node), so what a handler logs says which task

@@ -62,6 +62,7 @@ impl Shared {
         }
         let (letters, by_reason) = self.store.count_dead().await?;
         gauges.report_dead(by_reason);
+        gauges.report_stuck(self.store.count_stuck_sagas().await?);
         let (depths, now) = (self.store.depths().await?, self.clock.now());
         gauges.report(&depths, now);
         self.report_unhandled(&depths).await?;
@@ -139,11 +140,17 @@ impl Gauges {
         }
     }
 
+    /// How many sagas do.
+    fn report_stuck(&self, sagas: u64) {
+        metrics::gauge!("redrive_saga_stuck").set(sagas as f64);
+    }
+
     /// Somebody else tells of them.
     fn clear(&mut self) {
         if std::mem::take(&mut self.is_telling) {
             self.report(&[], Timestamp::from_millis(0));
             self.report_dead(Vec::new());
+            self.report_stuck(0);
             metrics::gauge!("redrive_unhandled").set(0.0);
             self.is_telling = false;
         }

@@ -201,17 +201,25 @@ impl Store {
 
     /// How many sagas have not ended, by their state; of each state at most [`MOST_EXACT`](super::MOST_EXACT).
     pub async fn count_sagas(&self) -> Result<Vec<(SagaState, u64)>> {
-        let states = SagaState::ALL.into_iter().filter(|state| !state.is_final());
         let mut counts = Vec::new();
-        for state in states {
-            let sql = "SELECT COUNT(*) FROM (SELECT 1 AS one FROM redrive_saga WHERE state = ? LIMIT ?) AS some";
-            let n = retrying!(self.pools(), Use::Read, Scope::Statement, "counting sagas", |c, _| {
-                let count = query(sql).bind(state.as_str()).bind(i64::try_from(super::MOST_EXACT).unwrap_or(i64::MAX));
-                c.row(count).await?.map_or(Ok(0), |row| row.int())
-            })?;
-            counts.push((state, n.unsigned_abs()));
+        for state in SagaState::ALL.into_iter().filter(|state| !state.is_final()) {
+            counts.push((state, self.count_in(state).await?));
         }
         Ok(counts)
+    }
+
+    /// How many wait for a person.
+    pub(crate) async fn count_stuck_sagas(&self) -> Result<u64> {
+        self.count_in(SagaState::Stuck).await
+    }
+
+    async fn count_in(&self, state: SagaState) -> Result<u64> {
+        let sql = "SELECT COUNT(*) FROM (SELECT 1 AS one FROM redrive_saga WHERE state = ? LIMIT ?) AS some_of_them";
+        let most = i64::try_from(super::MOST_EXACT).unwrap_or(i64::MAX);
+        retrying!(self.pools(), Use::Read, Scope::Statement, "counting sagas", |c, _| {
+            let count = c.row(query(sql).bind(state.as_str()).bind(most)).await?;
+            count.map_or(Ok(0), |row| row.int().map(i64::unsigned_abs))
+        })
     }
 
     /// Sagas whose time to be looked at has come.

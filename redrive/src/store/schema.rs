@@ -285,6 +285,10 @@ fn render(sql: &str, dialect: Dialect) -> String {
     };
     let sql = expand(&sql, "{at:", |column| format!("{} AS {column}", time(column)));
     let sql = expand(&sql, "{time:", time);
+    let sql = expand(&sql, "{roomy:", |table| match dialect {
+        Postgres => format!("ALTER TABLE {table} SET (fillfactor = 50)"),
+        Sqlite | MySql => "SELECT 1".into(), // they change rows in place
+    });
     let create_index = pick("CREATE INDEX IF NOT EXISTS", "CREATE INDEX IF NOT EXISTS", "CREATE INDEX");
     expand(&sql, "{index:", |index| format!("{create_index} {index}"))
 }

@@ -26,6 +26,7 @@ stores!(
     answers_that_are_lost_change_nothing,
     sagas_are_listed_and_removed,
     many_at_once,
+    what_is_encrypted_cannot_be_read,
 );
 
 async fn all_steps_run_once_in_their_order(db: Db) {
@@ -37,6 +38,9 @@ async fn all_steps_run_once_in_their_order(db: Db) {
     assert_eq!(world.keys()[1..3], ["t/flight/run", "t/flight/run"], "one key for all attempts");
     let journal = journal(&engine, "t").await;
     assert_eq!(journal.len(), 8, "{journal:#?}");
+    let saga = engine.sagas().get("t").await.unwrap().unwrap();
+    let steps: Vec<_> = saga.steps().into_iter().map(|step| (step.name, step.run, step.undo)).collect();
+    assert_eq!(steps[2], ("car".into(), "done", "idle"));
     let seat = |e: &Event| matches!(e, Event::Done { output, .. } if output["seat"] == "4A");
     assert!(journal.iter().any(seat));
     engine.stop().await;
@@ -333,4 +337,24 @@ async fn many_at_once(db: Db) {
     // Tasks of other kinds are not in the way.
     assert!(engine.enqueue(NewTask::new("nobody", &1).unwrap()).await.is_ok());
     engine.stop().await;
+}
+
+async fn what_is_encrypted_cannot_be_read(db: Db) {
+    let mut options = options();
+    options.keyring = Some(redrive::Keyring::new("k", [7; 32]).unwrap().encrypt_all());
+    let store = redrive::Store::open_with(&db.url, options).await.unwrap();
+    let world = World::default();
+    let engine = world.engine(&store).await;
+    world.will("hotel", [Say::Done(json!("4242"))]).will("flight", [Say::Fail, Say::Fail, Say::Fail]);
+    engine.sagas().start_with(trip(), "t", json!("4711")).await.unwrap();
+    assert_eq!(settled(&engine, "t").await, SagaState::Compensated);
+    engine.stop().await;
+    for (table, column) in [("redrive_saga_event", "event"), ("redrive_saga", "input")] {
+        // Sealed text is base64: it has no quotes within.
+        let plain = format!(
+            "SELECT COUNT(*) FROM {table} WHERE {column} LIKE '%\"42%' OR {column} LIKE '%\"what%' OR {column} LIKE '\"47%'"
+        );
+        assert_eq!(db.sql(&plain).await, Some(0), "{table}");
+    }
+    assert!(db.store.saga("t").await.unwrap_err().to_string().contains("does not have"), "without the key");
 }

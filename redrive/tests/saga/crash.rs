@@ -52,7 +52,11 @@ async fn killed_at(kind: Kind, script: &'static str, when: &'static str, n: usiz
     assert_eq!(state, end, "{case}");
     let (mut ran, undone): (Vec<_>, Vec<_>) = effects.iter().map(|e| &**e).partition(|effect| effect.ends_with("run"));
     assert_eq!(undone, back, "{case}");
-    assert_eq!(effects.iter().take(ran.len()).filter(|e| e.ends_with("run")).count(), ran.len(), "run before undone: {case}");
+    assert_eq!(
+        effects.iter().take(ran.len()).filter(|e| e.ends_with("run")).count(),
+        ran.len(),
+        "run before undone: {case}"
+    );
     assert_eq!((ran[0], ran[3]), ("a/run", "d/run"), "{case}");
     ran.sort_unstable();
     assert_eq!(ran, forward, "{case}");

@@ -1,0 +1,79 @@
+//! How the steps of a stored saga stand, for people.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::clock::Timestamp;
+use crate::store::SagaRecord;
+
+use super::definition::Flow;
+use super::event::Op;
+use super::state::{Doing, State, StepState};
+
+/// How a step stands.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct StepView {
+    /// Its name.
+    pub name: String,
+    /// Which time the saga comes past it, from 1.
+    pub round: u32,
+    /// How far its run is: `idle`, `started`, `done`, `skipped`, `refused` or `unknown`.
+    pub run: &'static str,
+    /// How far its undo is.
+    pub undo: &'static str,
+    /// How far its confirmation is.
+    pub confirm: &'static str,
+    /// When it was started.
+    pub started_at: Option<Timestamp>,
+    /// What came of it.
+    pub output: Option<Value>,
+    /// Why its run, its undo or its confirmation failed.
+    pub error: Option<String>,
+}
+
+impl Doing {
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Started => "started",
+            Self::Done => "done",
+            Self::Skipped => "skipped",
+            Self::Refused(_) => "refused",
+            Self::Unknown(_) => "unknown",
+        }
+    }
+
+    fn error(&self) -> Option<&String> {
+        match self {
+            Self::Refused(error) | Self::Unknown(error) => Some(error),
+            Self::Idle | Self::Started | Self::Done | Self::Skipped => None,
+        }
+    }
+}
+
+impl SagaRecord {
+    /// How its steps stand, in the order of the definition. Of a journal that makes no sense: as far as it does.
+    pub fn steps(&self) -> Vec<StepView> {
+        let Ok(flow) = Flow::new(self.definition.clone()) else { return Vec::new() };
+        let mut state = State::new(Arc::new(flow), Arc::new(Value::Null));
+        for journaled in &self.journal {
+            if state.apply(&journaled.event, journaled.at).is_err() {
+                break;
+            }
+        }
+        let view = |(name, step): (&String, &StepState)| StepView {
+            name: name.clone(),
+            round: step.round,
+            run: step.run.word(),
+            undo: step.undo.word(),
+            confirm: step.confirm.word(),
+            started_at: (step.order > 0).then_some(step.started_at),
+            output: step.output.as_deref().cloned(),
+            error: [Op::Undo, Op::Confirm, Op::Run].into_iter().find_map(|op| step.of(op).error()).cloned(),
+        };
+        self.definition.steps.iter().map(|def| &def.name).zip(&state.steps).map(view).collect()
+    }
+}
