@@ -22,7 +22,7 @@ const groups = new Map();
 for (const figure of figures) {
   const key = [figure.system, figure.sagas, figure.in_flight ?? '–', figure.workers ?? '–'].join('\t');
   if (!groups.has(key)) groups.set(key, []);
-  groups.get(key).push(figure.sagas_per_second);
+  groups.get(key).push(figure.sagas_per_second ?? figure.rate);
 }
 
 const versionOf = (system) => settings.find((peer) => peer.peer === system)?.version ?? env.BENCH_REVISION;

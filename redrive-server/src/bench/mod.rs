@@ -10,6 +10,7 @@ mod gate;
 mod http;
 mod ours;
 mod raw;
+mod sagas;
 mod targets;
 
 use std::time::Duration;
@@ -73,6 +74,8 @@ enum Scenario {
     /// `--tasks` for a target that is down and a thousand for one that is not: what its gate costs while it is open, and how they go
     /// when it is back. On PostgreSQL.
     Gate,
+    /// `--tasks` sagas of three steps, started by 512 callers; there is no raw limit for them.
+    Sagas,
     /// What the process takes in memory while it holds a million tasks that are due soon (Linux; best alone).
     Memory,
 }
@@ -150,6 +153,7 @@ impl Bench {
                 let memory_mb = Some(ours::memory(store, self.progress("filling the wheel", tasks)).await?);
                 all.push(Figures { scenario, tasks, memory_mb, ..Figures::default() });
             }
+            Scenario::Sagas => all.push(self.sagas(store, raw).await?),
             Scenario::Gate => all.extend(self.gate(store, raw).await?),
             Scenario::Cluster => all.extend(self.cluster(store, raw).await?),
             Scenario::Http => all.extend(self.http(store, raw).await?),
@@ -193,6 +197,20 @@ impl Bench {
         };
         let (scenario, rate) = (format!("statements of {NODES} idle nodes"), Some(seen.statements_per_second));
         Ok([scan, Figures { scenario, tasks: pending, rate, ..Figures::default() }])
+    }
+
+    async fn sagas(&self, store: &redrive::Store, raw: &Raw) -> anyhow::Result<Figures> {
+        let bar = self.progress("sagas", self.runs as u64);
+        let mut times = Vec::new();
+        for _ in 0..self.runs {
+            raw.remove_sagas().await?;
+            times.push(sagas::run(store, self.tasks).await?);
+            bar.inc(1);
+        }
+        raw.remove_sagas().await?;
+        bar.finish_and_clear();
+        let rate = Some(self.tasks as f64 / median(&mut times).as_secs_f64());
+        Ok(Figures { scenario: "sagas of three steps".into(), tasks: self.tasks, rate, ..Figures::default() })
     }
 
     async fn gate(&self, store: &redrive::Store, raw: &Raw) -> anyhow::Result<[Figures; 2]> {

@@ -124,6 +124,13 @@ impl Raw {
         self.remove(BACKLOG).await
     }
 
+    /// The sagas of a run, with their journals.
+    pub(super) async fn remove_sagas(&self) -> anyhow::Result<()> {
+        let ours = format!("LIKE '{}-%'", super::sagas::NAME);
+        self.execute(format!("DELETE FROM redrive_saga_event WHERE saga_id {ours}")).await?;
+        self.execute(format!("DELETE FROM redrive_saga WHERE id {ours}")).await
+    }
+
     async fn remove(&self, method: &str) -> anyhow::Result<()> {
         self.remove_lanes(&[Lane::of(method)]).await
     }
