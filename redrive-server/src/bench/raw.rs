@@ -128,7 +128,8 @@ impl Raw {
     pub(super) async fn remove_sagas(&self) -> anyhow::Result<()> {
         let ours = format!("LIKE '{}-%'", super::sagas::NAME);
         self.execute(format!("DELETE FROM redrive_saga_event WHERE saga_id {ours}")).await?;
-        self.execute(format!("DELETE FROM redrive_saga WHERE id {ours}")).await
+        self.execute(format!("DELETE FROM redrive_saga WHERE id {ours}")).await?;
+        Ok(())
     }
 
     async fn remove(&self, method: &str) -> anyhow::Result<()> {
