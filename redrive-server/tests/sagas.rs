@@ -220,7 +220,7 @@ async fn a_stuck_saga_is_seen_to_by_people() {
     let (service, redrive) = (Service::default(), Redrive::start());
     let at = service.start().await;
     service.answers("POST /mail", &[400]);
-    for n in [2, 5, 8] {
+    for n in 1..30 {
         service.answers(&format!("DELETE /flight/{n}"), &[500]);
     }
     for id in ["s1", "s2"] {
@@ -263,7 +263,9 @@ async fn viewers_see_no_values_and_change_nothing() {
     let viewer = viewer["token"].as_str().or_else(|| viewer["secret"].as_str()).unwrap();
     let (status, seen) = redrive.ask_as(viewer, "GET", "/sagas/v1", &Value::Null).await;
     assert_eq!((status, &seen["input"], &seen["steps"][0]["output"]), (200, &json!("***"), &json!("***")));
-    assert!(!seen.to_string().contains("Ada") && !seen.to_string().contains("127.0.0.1"), "{seen:#}");
+    for secret in ["Ada", "127.0.0.1"] {
+        assert!(!seen.to_string().contains(secret), "{secret} in {seen:#}");
+    }
     for (path, body) in [("/sagas", new("v2", &at)), ("/sagas/v1/actions", json!({ "action": "kill" }))] {
         assert_eq!(redrive.ask_as(viewer, "POST", path, &body).await.0, 403);
     }

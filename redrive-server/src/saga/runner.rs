@@ -68,16 +68,16 @@ impl HttpSteps {
         request: &HttpRequest,
         mut answer: Answer,
     ) -> Result<Result<Answer, Duration>, StepError> {
-        let mut waited = Duration::ZERO;
+        let (mut waited, mut look) = (Duration::ZERO, None);
         while is_under_way(&answer) {
             let wait = answer.retry_after.unwrap_or(POLL_EVERY).max(Duration::from_millis(100));
-            let look = location(&answer).and_then(|path| elsewhere(request, path));
-            let Some(look) = look.filter(|_| waited + wait <= POLL_FOR) else { return Ok(Err(wait)) };
+            look = location(&answer).and_then(|path| elsewhere(request, path)).or(look);
+            let Some(look) = look.as_ref().filter(|_| waited + wait <= POLL_FOR) else { return Ok(Err(wait)) };
             tokio::select! {
                 () = rest(wait) => waited += wait,
                 () = cx.cancelled() => return Ok(Err(wait)),
             }
-            answer = self.send(cx, &look).await?;
+            answer = self.send(cx, look).await?;
         }
         Ok(Ok(answer))
     }
@@ -96,6 +96,7 @@ impl StepRunner for HttpSteps {
 
 fn request(asks: &Asks, cx: &StepCx) -> Result<HttpRequest, StepError> {
     let mut request = asks.request(&Known(cx)).map_err(StepError::refused)?;
+    request.headers.insert("idempotency-key".into(), cx.key());
     for (name, value) in [("saga", cx.saga_id()), ("saga-step", &cx.place()), ("saga-op", cx.op().as_str())] {
         request.headers.insert(format!("redrive-{name}"), value.to_owned());
     }

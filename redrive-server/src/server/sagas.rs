@@ -191,6 +191,9 @@ async fn show(State(app): State<App>, Viewer(who): Viewer, Path(id): Path<String
     Ok(Shows(shown(record, &who)?))
 }
 
+/// What viewers do not see, in a step's definition or in an event of the journal.
+const HIDDEN: [&str; 7] = ["spec", "part", "undo_part", "confirm_part", "output", "payload", "input"];
+
 fn shown(record: SagaRecord, who: &Caller) -> Answer<SagaShown> {
     let steps = steps(&record);
     let plain = |e: serde_json::Error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", e.to_string());
@@ -207,7 +210,7 @@ fn shown(record: SagaRecord, who: &Caller) -> Answer<SagaShown> {
         saga.steps.iter_mut().filter(|step| !step.output.is_null()).for_each(|step| step.output = hidden());
         let steps = saga.definition.get_mut("steps").and_then(Value::as_array_mut);
         let whole = |value: &mut Value| {
-            ["spec", "output", "payload", "input"].iter().for_each(|name| {
+            HIDDEN.iter().for_each(|name| {
                 value.get_mut(*name).into_iter().for_each(|value| *value = hidden());
             })
         };
