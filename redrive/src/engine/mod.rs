@@ -415,11 +415,7 @@ impl Builder {
             ended: AtomicBool::new(false),
             services: Mutex::default(),
         });
-        shared.sagas.belongs_to(&shared);
-        shared.join().await?;
-        metrics::counter!("redrive_fenced").increment(0); // there from the start, so that the first one is an increase
-        shared.read_gates(shared.clock.now()).await?;
-        shared.spawn_services()?;
+        shared.begin().await?;
         watcher.into_iter().for_each(|watcher| _ = lock(&shared.services).spawn(live::run(shared.clone(), watcher)));
         Ok(Engine(shared))
     }
@@ -595,6 +591,14 @@ pub struct Stats {
 }
 
 impl Shared {
+    async fn begin(self: &Arc<Self>) -> Result<()> {
+        self.sagas.belongs_to(self);
+        self.join().await?;
+        metrics::counter!("redrive_fenced").increment(0); // there from the start, so that the first one is an increase
+        self.read_gates(self.clock.now()).await?;
+        self.spawn_services()
+    }
+
     fn spawn_services(self: &Arc<Self>) -> Result<()> {
         node::spawn_beat(self.clone())?;
         let mut services = lock(&self.services);
