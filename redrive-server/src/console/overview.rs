@@ -204,7 +204,7 @@ fn figures(seen: &Seen, minutes: &[Moment], w: &Words, now: Timestamp) -> Vec<Fi
     let more = oldest.map(|due| format!("{} {}", w.oldest, html::ago(due))).unwrap_or_default();
     vec![
         plain(w.rate_in, per_minute(|m| m.enqueued), w.per_minute.into(), "/tasks"),
-        plain(w.rate_done, per_minute(|m| m.done), w.per_minute.into(), "/archive"),
+        plain(w.rate_done, per_minute(|m| m.done), w.per_minute.into(), "/tasks"),
         plain(w.rate_failed, per_minute(|m| m.failed), w.per_minute.into(), "/tasks"),
         warn(is_late, "warn", plain(w.due_now, html::count(seen.due), more, "/tasks?due=now")),
         plain(w.waiting, html::count(o.pending), fill(w.running_n, &[&html::count(o.running)]), "/tasks"),

@@ -188,7 +188,7 @@ words! {
     rate_in: "In", "进入";
     rate_done: "Done", "完成";
     rate_failed: "Failed attempts", "失败尝试";
-    per_minute: "a minute", "每分钟";
+    per_minute: "per minute", "每分钟";
     due_now: "Due now", "当前到期";
     oldest: "the oldest", "最早";
     waiting: "Waiting", "等待中";
@@ -197,9 +197,9 @@ words! {
     unowned_n: "{0} without owner", "{0} 条无人负责";
     gates_open: "Gates not closed", "未关闭的闸门";
     nodes_alive: "Nodes alive", "在线节点";
-    chart_hour: "The last hour, a minute", "最近一小时（每分钟）";
-    chart_day: "The last day, a minute", "最近一天（每分钟）";
-    chart_backlog: "Tasks in the store, the last day", "库存任务数（最近一天）";
+    chart_hour: "Last hour, per minute", "最近一小时（每分钟）";
+    chart_day: "Last day, per minute", "最近一天（每分钟）";
+    chart_backlog: "Tasks in the store, last day", "库存任务数（最近一天）";
     methods: "Methods", "方法";
     method: "Method", "方法";
     tasks: "Tasks", "任务";
@@ -282,6 +282,7 @@ words! {
     life_failed: "Attempt {0} failed", "第 {0} 次尝试失败";
     life_running: "Attempt {0} runs", "第 {0} 次尝试执行中";
     life_stopping: "ends after this attempt, unless it succeeds", "若本次未成功，之后即结束";
+    life_due: "Attempt {0} is due and waits for a node", "第 {0} 次尝试已到期，等待节点执行";
     life_next: "Attempt {0}", "第 {0} 次尝试";
     life_notified: "People were told that it keeps failing", "已通知相关人员其持续失败";
     life_dead: "Dead: {0}", "成为死信：{0}";

@@ -4,9 +4,9 @@ const root = document.documentElement;
 const lang = root.lang || undefined;
 let ahead = Number(root.dataset.now) - Date.now();
 const relative = new Intl.RelativeTimeFormat(lang, { numeric: "auto", style: "short" });
-const whole = new Intl.DateTimeFormat(lang, { dateStyle: "medium", timeStyle: "medium" });
-const exact = new Intl.DateTimeFormat(lang, { dateStyle: "full", timeStyle: "long" });
-const clock = new Intl.DateTimeFormat(lang, { hour: "2-digit", minute: "2-digit" });
+const whole = new Intl.DateTimeFormat(lang, { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
+const exact = new Intl.DateTimeFormat(lang, { dateStyle: "full", timeStyle: "long", hourCycle: "h23" });
+const clock = new Intl.DateTimeFormat(lang, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const units = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
 
 function ago(time) {
