@@ -157,7 +157,7 @@ fn pages(waits: &str, letter: &str) -> Vec<String> {
         "/tasks?error=%3Cscript%3Ealert(1)%3C/script%3E",
         "/dead",
         "/dead?business_id=%3Cb%3E&reason=exhausted",
-        "/nothing/<script>alert(1)</script>",
+        "/nothing/%3Cscript%3Ealert(1)%3C/script%3E",
     ];
     let mut all: Vec<String> = all.map(str::to_owned).into();
     all.extend([format!("/tasks/{waits}"), format!("/tasks/{letter}"), format!("/dead/{letter}")]);
@@ -326,14 +326,19 @@ async fn markup_is_text_on_every_page_and_nothing_is_inline() {
             shown += text.matches("&#60;script&#62;").count() + text.matches("&lt;script&gt;").count();
             assert!(!text.contains("<script>") && !text.contains("<img"), "{path}: {text}");
             assert!(!text.contains(" style=") && !text.contains("<style"), "{path}");
-            let handlers = text.split('<').filter(|tag| tag.split('>').next().unwrap().contains(" on")).count();
-            assert_eq!(handlers, 0, "{path}");
+            assert!(!has_handler(text), "{path}: {text}");
             if page.status < 300 || page.status >= 400 {
                 assert!(page.header("content-security-policy").starts_with("default-src 'none'"), "{path}");
             }
         }
     }
     assert!(shown > 20, "the markup was there to be shown: {shown}");
+}
+
+/// Whether there is an attribute such as `onclick="…"`.
+fn has_handler(html: &str) -> bool {
+    let is_name = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase());
+    html.split(" on").skip(1).any(|rest| rest.split_once("=\"").is_some_and(|(name, _)| is_name(name)))
 }
 
 #[tokio::test]

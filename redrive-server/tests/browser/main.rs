@@ -24,7 +24,7 @@ async fn a_failing_task_is_followed_to_its_death_and_brought_back() {
         browser.log_in(&server.token).await;
         let policy = json!({ "max_attempts": 3, "backoff": { "fixed": "500ms" }, "jitter": "none", "keep": true });
         let task = json!({ "http": { "url": target.url, "body": "{}" }, "key": "order-7", "policy": policy });
-        let id = server.enqueue(&task).await;
+        let id = server.enqueue(&task);
         browser.go(&format!("/tasks/{id}")).await;
         browser.js("window.was_here = true").await;
         browser.until("document.querySelector('main').innerText.includes('Attempt 2 failed')").await;
@@ -80,14 +80,14 @@ async fn what_is_ticked_and_typed_stays_while_the_page_goes_on() {
         let server = Server::start();
         let browser = Browser::open(&server, "en").await;
         for n in 0..3 {
-            server.enqueue(&json!({ "method": "nobody", "params": n })).await;
+            server.enqueue(&json!({ "method": "nobody", "params": n }));
         }
         browser.log_in(&server.token).await;
         browser.go("/tasks").await;
         browser.until("!document.querySelector('[data-pulse]').hidden").await;
         browser.js("document.querySelector('tbody input').checked = true; document.querySelector('#filter').open = true").await;
         browser.js("document.querySelector('[name=key]').value = 'half a wo'").await;
-        server.enqueue(&json!({ "method": "nobody", "params": "one more" })).await;
+        server.enqueue(&json!({ "method": "nobody", "params": "one more" }));
         browser.until("document.querySelectorAll('tbody tr').length === 4").await;
         let kept = "return [document.querySelectorAll('tbody input:checked').length, document.querySelector('#filter').open, \
                     document.querySelector('[name=key]').value]";
@@ -103,7 +103,7 @@ async fn a_viewer_reads_in_chinese_and_finds_nothing_to_press() {
         let server = Server::start();
         let store = server.store().await;
         let made = store.create_token("eve", Role::Viewer, None, "test", store.now().await.unwrap()).await.unwrap();
-        let id = server.enqueue(&json!({ "method": "nobody", "params": { "card": "4242" } })).await;
+        let id = server.enqueue(&json!({ "method": "nobody", "params": { "card": "4242" } }));
         let browser = Browser::open(&server, "zh-CN").await;
         browser.log_in(made.secret.reveal()).await;
         assert_eq!(browser.js("return document.documentElement.lang").await, "zh-CN");
@@ -128,11 +128,12 @@ async fn every_page_can_be_used_by_everybody() {
         let (server, target) = (Server::start(), Target::down());
         let browser = Browser::open(&server, "en").await;
         let once = json!({ "max_attempts": 1 });
-        let letter = json!({ "http": { "url": target.url }, "policy": once, "business_type": "order", "business_id": "7" });
-        let dead = server.enqueue(&letter).await;
+        let letter =
+            json!({ "http": { "url": target.url }, "policy": once, "business_type": "order", "business_id": "7" });
+        let dead = server.enqueue(&letter);
         let long = "x".repeat(200);
         let waits =
-            server.enqueue(&json!({ "method": "nobody.handles.this", "params": { "long": long }, "key": long })).await;
+            server.enqueue(&json!({ "method": "nobody.handles.this", "params": { "long": long }, "key": long }));
         browser.go("/login").await;
         check(&browser, "login", &[]).await;
         browser.log_in(&server.token).await;
