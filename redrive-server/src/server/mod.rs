@@ -43,7 +43,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::console::Sealer;
+use crate::console::{Memory, Sealer};
 use crate::http::HttpDelivery;
 use problem::Problem;
 
@@ -69,6 +69,7 @@ pub(crate) struct Shared {
     known: auth::Known,
     /// Made or read when somebody first comes with a cookie.
     sealer: tokio::sync::OnceCell<Sealer>,
+    pub(crate) memory: Memory,
     stopping: CancellationToken,
 }
 
@@ -134,6 +135,7 @@ impl App {
             wrong: auth::Wrong::default(),
             known: auth::Known::default(),
             sealer: tokio::sync::OnceCell::new(),
+            memory: Memory::default(),
             stopping: CancellationToken::new(),
         })
     }

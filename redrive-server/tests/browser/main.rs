@@ -1,7 +1,7 @@
 //! The console in a real browser: Chromium, driven by its own driver. `scripts/test` installs both; without them these tests fail and
 //! say so.
 //!
-//! With REDRIVE_SCREENSHOTS set to a directory, pictures of every page are left there: see `scripts/screenshots`.
+//! With REDRIVE_TEST_SCREENSHOTS set to a directory, pictures of every page are left there: see `scripts/screenshots`.
 
 mod stage;
 

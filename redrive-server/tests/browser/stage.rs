@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -120,7 +121,9 @@ impl Browser {
     /// A new one, that asks for pages in this language.
     pub async fn open(server: &Server, language: &str) -> Self {
         let none = "there is no chromedriver: scripts/test installs it (scripts/db install --stores browser)";
-        let mut driver = Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).spawn().expect(none);
+        let mut driver = Command::new("chromedriver");
+        driver.arg("--port=0").stdout(Stdio::piped()).process_group(0);
+        let mut driver = driver.spawn().expect(none);
         let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines().map(Result::unwrap);
         let started = lines.find(|line| line.contains("started successfully on port")).unwrap();
         let port = started.trim_end_matches('.').rsplit(' ').next().unwrap().to_owned();
@@ -186,9 +189,9 @@ impl Browser {
         self.devtools("Emulation.setEmulatedMedia", dark).await;
     }
 
-    /// A picture of the whole page, if somebody wants pictures (REDRIVE_SCREENSHOTS, a directory).
+    /// A picture of the whole page, if somebody wants pictures (REDRIVE_TEST_SCREENSHOTS, a directory).
     pub async fn picture(&self, name: &str) {
-        let Ok(dir) = std::env::var("REDRIVE_SCREENSHOTS") else { return };
+        let Ok(dir) = std::env::var("REDRIVE_TEST_SCREENSHOTS") else { return };
         let taken = self.devtools("Page.captureScreenshot", json!({ "captureBeyondViewport": true })).await;
         let png = base64::Engine::decode(&base64::prelude::BASE64_STANDARD, taken["data"].as_str().unwrap()).unwrap();
         std::fs::create_dir_all(&dir).unwrap();
@@ -211,8 +214,8 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Politely first: it then closes the browser, too.
-        _ = Command::new("kill").arg(self.driver.id().to_string()).status();
+        // The driver and its browser, which are a group of their own.
+        _ = Command::new("kill").args(["--", &format!("-{}", self.driver.id())]).status();
         _ = self.driver.wait();
     }
 }
