@@ -171,11 +171,11 @@ words! {
     need_gate_half: "The gate of {0} is trying a few tasks", "{0} 的闸门正在用少量任务试探";
     need_gate_held: "The gate of {0} is held by a person", "{0} 的闸门被人工保持";
     need_gate_do: "Gates", "闸门";
-    need_dead: "{0} dead letters wait for somebody", "{0} 条死信等待处理";
+    need_dead: "Dead letters that wait for somebody: {0}", "{0} 条死信等待处理";
     need_dead_do: "Look at them", "查看";
-    need_unhandled: "{0}: no node handles this method; {1} tasks wait", "{0}：没有节点处理此方法；{1} 个任务在等待";
+    need_unhandled: "{0}: no node handles this method; tasks that wait: {1}", "{0}：没有节点处理此方法；{1} 个任务在等待";
     need_unhandled_why: "Start a process that handles it, or cancel them.", "请启动能处理它的进程，或取消这些任务。";
-    need_late: "{0} is behind; {1} tasks", "{0} 已积压；{1} 个任务";
+    need_late: "{0} is behind; its tasks: {1}", "{0} 已积压；{1} 个任务";
     need_late_why: "The first due task waits since then: its limits are too tight, its handlers are slow, or its gate holds it back.",
         "最早到期的任务自那时起一直在等待：限额过紧、处理过慢，或被闸门暂缓。";
     need_tasks_do: "Its tasks", "查看任务";

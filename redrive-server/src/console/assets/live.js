@@ -37,7 +37,7 @@ async function load() {
   wanted = false;
   last = Date.now();
   try {
-    const answer = await fetch(location.href, { headers: { "x-fragment": "1" }, redirect: "manual" });
+    const answer = await fetch(location.href, { redirect: "manual" });
     if (answer.type === "opaqueredirect") return location.reload(); // logged out meanwhile
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const fresh = page.getElementById("main");
