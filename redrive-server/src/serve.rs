@@ -77,6 +77,7 @@ pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
     };
     say!("redrive {} is running", env!("CARGO_PKG_VERSION"));
     say!("  database: {}", store.shown_url());
+    say!("  console:  http://{}/", server.address()?);
     say!("  API:      http://{}/api/v1 (described at /docs)", server.address()?);
     if let Some(token) = first {
         say!("  token:    {token}  (of an admin; shown this once)");

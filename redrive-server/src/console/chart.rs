@@ -38,7 +38,7 @@ pub(super) fn curves(curves: &[Curve], from: Timestamp, to: Timestamp, said: &st
     }
     for (part, anchor) in [(0.0, "start"), (0.25, "middle"), (0.5, "middle"), (0.75, "middle"), (1.0, "end")] {
         let time = from + Duration::from_secs_f64(to.since(from).as_secs_f64() * part);
-        svg += &tick(LEFT + part * (WIDTH - LEFT), HEIGHT - 4.0, anchor, time);
+        svg += &tick(LEFT + part * (WIDTH - LEFT), HEIGHT - 4.0, anchor, time, false);
     }
     for curve in curves {
         let path = path(&curve.points, top);
@@ -52,11 +52,12 @@ fn open(height: f64, said: &str) -> String {
 }
 
 /// A time below: a script shows it in the reader's zone.
-fn tick(x: f64, y: f64, anchor: &str, time: Timestamp) -> String {
+fn tick(x: f64, y: f64, anchor: &str, time: Timestamp, with_seconds: bool) -> String {
     let text = time.to_string();
-    let clock = text.get(11..16).unwrap_or_default();
+    let (exact, end) = if with_seconds { (" data-exact=\"1\"", 19) } else { ("", 16) };
+    let clock = text.get(11..end).unwrap_or_default();
     let ms = time.as_millis();
-    format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" data-time=\"{ms}\">{clock}</text>")
+    format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" data-time=\"{ms}\"{exact}>{clock}</text>")
 }
 
 fn path(points: &[f64], top: f64) -> String {
@@ -98,11 +99,13 @@ pub(super) fn tries(past: &[Timestamp], coming: &[Timestamp], now: Timestamp, sa
     }
     let room = WIDTH - 16.0 - middle;
     let mut labelled = 0.0;
+    // Minutes would be the same for all of them.
+    let is_soon = coming.last().is_some_and(|last| last.since(now) < Duration::from_secs(1800));
     for time in coming {
         let x = middle + distance(*time, now) / after * room;
         _ = write!(svg, "<circle class=\"dot\" cx=\"{x:.1}\" cy=\"{y}\" r=\"5\"/>");
-        if x - labelled > 60.0 {
-            svg += &tick(x.min(WIDTH - 24.0), 58.0, "middle", *time);
+        if x - labelled > 72.0 {
+            svg += &tick(x.min(WIDTH - 32.0), 58.0, "middle", *time, is_soon);
             labelled = x;
         }
     }

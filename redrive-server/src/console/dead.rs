@@ -1,10 +1,12 @@
 //! Dead letters: what they died of, and a list by filter.
 
+use std::sync::Arc;
+
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
 use redrive::DeadReason;
-use redrive::store::{DeadGroup, DeadTask};
+use redrive::store::{DeadGroup, DeadGroups, DeadTask};
 
 use crate::server::App;
 use crate::server::problem::Answer;
@@ -84,12 +86,18 @@ fn letter(dead: &DeadTask, w: &Words) -> Letter {
     }
 }
 
+/// All letters by what they died of, as it is or was a moment ago.
+pub(super) async fn groups(app: &App) -> redrive::Result<Arc<DeadGroups>> {
+    let store = app.store.clone();
+    app.memory.groups.get(&app.clock, Box::pin(async move { store.dead_groups().await })).await
+}
+
 pub(super) async fn list(State(app): State<App>, visit: Visit, asked: Fields) -> Answer<Response> {
     let (f, now) = (visit.frame, app.clock.now());
     let found = app.store.search_dead(&filter::of_dead(&asked, now)?, PAGE).await?;
     let filtered = asked.only(NAMES);
     let is_front = filtered.is_empty() && asked.get("after").is_none();
-    let groups = if is_front { app.store.dead_groups().await? } else { Default::default() };
+    let groups = if is_front { groups(&app).await? } else { Arc::default() };
     let next = found.continue_after.map(|id| filtered.with("after", Some(&id.to_string())).query());
     let is_cut = is_front && (!groups.all || groups.groups.len() > MOST_GROUPS);
     let looked = html::number(u64::from(redrive::store::MOST_LOOKED_AT));

@@ -6,6 +6,7 @@
 //! | `visit`, `session`, `login` | who looks, how they like it, and that forms are theirs |
 //! | `words` | every word of every page, in English and Chinese |
 //! | `fields`, `filter` | queries and forms; which tasks or letters a page is about |
+//! | `kept` | what takes long to find out |
 //! | `html`, `chart`, `policy` | times, counts, curves and policies as people read them |
 //! | `overview`, `tasks`, `task`, `dead`, `bulk` | the pages |
 //! | `assets` | styles and scripts |
@@ -32,6 +33,7 @@ mod dead;
 mod fields;
 mod filter;
 mod html;
+mod kept;
 mod login;
 mod overview;
 mod policy;
@@ -54,6 +56,9 @@ use axum::routing::{get, post};
 use crate::server::App;
 use crate::server::problem::{Problem, no_such_route};
 
+use kept::Kept;
+use overview::Counts;
+use redrive::store::DeadGroups;
 use visit::Frame;
 
 pub(crate) use session::Sealer;
@@ -62,6 +67,13 @@ pub(crate) use visit::token_of;
 /// What a page may load: what is served here, and nothing written into it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
                       form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+
+/// What takes long to find out.
+#[derive(Default)]
+pub(crate) struct Memory {
+    counts: Kept<Counts>,
+    groups: Kept<DeadGroups>,
+}
 
 /// The pages of the menu, in their order.
 fn menu(f: &Frame) -> Vec<(&'static str, &'static str)> {
@@ -94,7 +106,7 @@ pub(crate) async fn no_such_page(State(app): State<App>, frame: Frame, request: 
     let (parts, _) = request.into_parts();
     let problem = no_such_route(parts.uri.clone()).await.into_response();
     match takes_html(&parts.headers) && !parts.uri.path().starts_with("/api/") {
-        true => dressed(frame.of_whom(&app, &parts).await, problem),
+        true => dressed(&frame.of_whom(&app, &parts).await, problem),
         false => problem,
     }
 }
@@ -107,7 +119,7 @@ fn takes_html(headers: &HeaderMap) -> bool {
 async fn dress(State(app): State<App>, frame: Frame, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let frame = frame.of_whom(&app, &parts).await;
-    dressed(frame, next.run(Request::from_parts(parts, body)).await)
+    dressed(&frame, next.run(Request::from_parts(parts, body)).await)
 }
 
 #[derive(Template)]
@@ -119,7 +131,7 @@ struct Sorry {
     problem: Problem,
 }
 
-fn dressed(frame: Frame, response: Response) -> Response {
+fn dressed(frame: &Frame, response: Response) -> Response {
     let status = response.status();
     let mut response = match response.extensions().get::<Problem>().cloned() {
         Some(problem) => {

@@ -1,13 +1,14 @@
 //! Everything at one look, what is worst first.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
 use redrive::gate::{Gate, GateState};
-use redrive::store::{MethodCount, Moment, Node, Overview, Paused};
-use redrive::{Engine, Timestamp};
+use redrive::store::{Count, Exactness, MethodCount, Moment, Node, Overview, Paused};
+use redrive::{Clock, Engine, Store, Timestamp};
 
 use crate::server::App;
 use crate::server::problem::Answer;
@@ -64,35 +65,48 @@ struct Row {
     dead_link: String,
 }
 
+/// What is counted.
+pub(super) struct Counts {
+    overview: Overview,
+    due: Count,
+}
+
+impl Counts {
+    async fn find(store: Store, clock: Clock) -> redrive::Result<Self> {
+        let (overview, due) = tokio::try_join!(store.overview(), store.count_due(clock.now()))?;
+        Ok(Self { overview, due })
+    }
+}
+
 /// What the page is made of.
 struct Seen {
-    overview: Overview,
-    due: redrive::store::Count,
+    counts: Arc<Counts>,
     gates: Vec<Gate>,
     nodes: Vec<Node>,
     paused: Vec<Paused>,
     troubles: Vec<&'static str>,
-    unowned: u64,
+    unowned: Count,
 }
 
 pub(super) async fn show(State(app): State<App>, visit: Visit) -> Answer<Response> {
     let (f, now) = (visit.frame, app.clock.now());
     let store = &app.store;
-    let (overview, due) = tokio::try_join!(store.overview(), store.count_due(now))?;
+    let counts = app.memory.counts.get(&app.clock, Box::pin(Counts::find(store.clone(), app.clock.clone()))).await?;
     let (gates, nodes, paused) = tokio::try_join!(store.gates(), store.nodes(), store.paused())?;
     let (minutes, tens) = tokio::try_join!(store.history(now - HOUR, 1), store.history(now - DAY, 10))?;
-    let unowned =
-        if overview.dead.n > 0 { store.dead_groups().await?.groups.iter().map(|g| g.unowned).sum() } else { 0 };
+    let groups = super::dead::groups(&app).await?;
+    let exactness = if groups.all { Exactness::Exact } else { Exactness::AtLeast };
+    let unowned = Count { n: groups.groups.iter().map(|group| group.unowned).sum(), exactness };
     let troubles = app.engine.as_ref().map(Engine::troubles).unwrap_or_default();
-    let seen = Seen { overview, due, gates, nodes, paused, troubles, unowned };
+    let seen = Seen { counts, gates, nodes, paused, troubles, unowned };
     let page = Page {
         needs: needs(&seen, f.w, now),
         figures: figures(&seen, &minutes, f.w, now),
         hour: rates(&minutes, now - HOUR, 1, f.w.chart_hour),
         day: rates(&tens, now - DAY, 10, f.w.chart_day),
         backlog: backlog(&tens, now - DAY, f.w.chart_backlog),
-        is_new: seen.overview.methods.is_empty() && seen.overview.archived.n == 0 && minutes.is_empty(),
-        methods: seen.overview.methods.iter().map(row).collect(),
+        is_new: seen.counts.overview.methods.is_empty() && seen.counts.overview.archived.n == 0 && minutes.is_empty(),
+        methods: seen.counts.overview.methods.iter().map(row).collect(),
         f: f.clone(),
     };
     Ok(f.show(&page))
@@ -120,15 +134,15 @@ fn row(count: &MethodCount) -> Row {
 fn needs(seen: &Seen, w: &Words, now: Timestamp) -> Vec<Need> {
     let mut all: Vec<Need> = seen.troubles.iter().map(|trouble| trouble_of(trouble, w)).collect();
     all.extend(seen.gates.iter().filter(|gate| gate.effective() != GateState::Closed).map(|gate| open_gate(gate, w)));
-    if seen.unowned > 0 {
-        let what = fill(w.need_dead, &[&html::number(seen.unowned)]);
-        let reasons = seen.overview.dead_by_reason.iter();
+    if seen.unowned.n > 0 {
+        let what = fill(w.need_dead, &[&html::count(seen.unowned)]);
+        let reasons = seen.counts.overview.dead_by_reason.iter();
         let why = reasons.map(|(reason, n)| format!("{} {}", w.reason(*reason), html::count(*n))).collect::<Vec<_>>();
         let (why, link) = (why.join(" · "), "/dead?owned=no".into());
         all.push(Need { class: "bad", what, why, when: None, link, do_it: w.need_dead_do });
     }
     let alive: Vec<&Node> = seen.nodes.iter().filter(|node| !node.dead && !node.leaving).collect();
-    for method in seen.overview.methods.iter().filter(|method| method.tasks.n > 0 && !method.paused) {
+    for method in seen.counts.overview.methods.iter().filter(|method| method.tasks.n > 0 && !method.paused) {
         let name = &method.method;
         let late = method.oldest_due.filter(|due| now.since(*due) >= LATE);
         let is_handled = alive.iter().any(|node| node.registration.methods.contains(name));
@@ -193,25 +207,25 @@ fn dead_node(node: &Node, w: &Words) -> Need {
 }
 
 fn figures(seen: &Seen, minutes: &[Moment], w: &Words, now: Timestamp) -> Vec<Figure> {
-    let oldest = seen.overview.methods.iter().filter_map(|m| m.oldest_due).min().filter(|due| *due <= now);
+    let oldest = seen.counts.overview.methods.iter().filter_map(|m| m.oldest_due).min().filter(|due| *due <= now);
     let is_late = oldest.is_some_and(|due| now.since(due) >= LATE);
     let open = seen.gates.iter().filter(|gate| gate.effective() != GateState::Closed).count();
     let alive = seen.nodes.iter().filter(|node| !node.dead && !node.leaving).count();
     let plain = |label, value: String, more: String, link| Figure { class: "", label, value, more: Html(more), link };
     let per_minute = |of: fn(&Moment) -> u64| rate(minutes, of, now);
     let warn = |is_bad, class, figure: Figure| if is_bad { Figure { class, ..figure } } else { figure };
-    let o = &seen.overview;
+    let o = &seen.counts.overview;
     let more = oldest.map(|due| format!("{} {}", w.oldest, html::ago(due))).unwrap_or_default();
     vec![
         plain(w.rate_in, per_minute(|m| m.enqueued), w.per_minute.into(), "/tasks"),
-        plain(w.rate_done, per_minute(|m| m.done), w.per_minute.into(), "/archive"),
+        plain(w.rate_done, per_minute(|m| m.done), w.per_minute.into(), "/tasks"),
         plain(w.rate_failed, per_minute(|m| m.failed), w.per_minute.into(), "/tasks"),
-        warn(is_late, "warn", plain(w.due_now, html::count(seen.due), more, "/tasks?due=now")),
+        warn(is_late, "warn", plain(w.due_now, html::count(seen.counts.due), more, "/tasks?due=now")),
         plain(w.waiting, html::count(o.pending), fill(w.running_n, &[&html::count(o.running)]), "/tasks"),
         warn(
             o.dead.n > 0,
             "bad",
-            plain(w.dead, html::count(o.dead), fill(w.unowned_n, &[&html::number(seen.unowned)]), "/dead"),
+            plain(w.dead, html::count(o.dead), fill(w.unowned_n, &[&html::count(seen.unowned)]), "/dead"),
         ),
         warn(open > 0, "bad", plain(w.gates_open, open.to_string(), String::new(), "/gates")),
         warn(alive == 0, "bad", plain(w.nodes_alive, alive.to_string(), String::new(), "/nodes")),

@@ -75,8 +75,8 @@ fn waits(policy: &Policy, w: &Words) -> String {
 }
 
 /// When it will be tried if it goes on failing: the next time, and those after it as the policy has them on average.
-pub(super) fn coming(task: &Task) -> Vec<Timestamp> {
-    let (mut due, mut failures) = (task.due, task.attempts);
+pub(super) fn coming(task: &Task, now: Timestamp) -> Vec<Timestamp> {
+    let (mut due, mut failures) = (task.due.max(now), task.attempts);
     let mut all = Vec::new();
     if task.policy.limit(task.created_at).is_some_and(|limit| limit <= due) {
         return all;

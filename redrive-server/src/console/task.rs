@@ -126,7 +126,7 @@ pub(super) async fn show(State(app): State<App>, visit: Visit, Path(id): Path<St
 fn page(f: &Frame, place: &Place, audits: &[Audited], gate: Option<&Gate>, now: Timestamp) -> Page {
     let (task, w) = (place.task(), f.w);
     let is_live = matches!(place, Place::Live(_));
-    let coming = if is_live { policy::coming(task) } else { Vec::new() };
+    let coming = if is_live { policy::coming(task, now) } else { Vec::new() };
     let past: Vec<Timestamp> = task.history.iter().map(|attempt| attempt.at).collect();
     let sees = f.is_operator();
     let result = if let Place::Ended(entry) = place { entry.result.as_deref() } else { None };
@@ -230,7 +230,7 @@ fn life(place: &Place, audits: &[Audited], now: Timestamp, w: &Words) -> Vec<Ite
     all.extend(task.notified_at.map(|at| Item::new("warn", at, w.life_notified)));
     all.extend(audits.iter().map(|record| audited(record, w)));
     match place {
-        Place::Live(task) => all.extend(live_items(task, w)),
+        Place::Live(task) => all.push(live_item(task, now, w)),
         Place::Dead(letter) => {
             all.push(Item::new("bad", letter.dead_at, fill(w.life_dead, &[&w.reason(letter.reason)])));
             all.extend(letter.next_remind_time.map(|at| Item::new("next", at, w.next_reminder)));
@@ -241,14 +241,15 @@ fn life(place: &Place, audits: &[Audited], now: Timestamp, w: &Words) -> Vec<Ite
     all
 }
 
-fn live_items(task: &Task, w: &Words) -> Vec<Item> {
+fn live_item(task: &Task, now: Timestamp, w: &Words) -> Item {
     let node = task.locked_by.map(|node| fill(w.on_node, &[&node])).unwrap_or_default();
     match (task.status, task.locked_at) {
         (Status::Running, Some(at)) => {
             let stop = if task.stop == StopRequest::None { node } else { format!("{node} · {}", w.life_stopping) };
-            vec![Item::new("now", at, fill(w.life_running, &[&(task.attempts + 1)])).with(stop)]
+            Item::new("now", at, fill(w.life_running, &[&(task.attempts + 1)])).with(stop)
         }
-        _ => vec![Item::new("next", task.due, fill(w.life_next, &[&(task.attempts + 1)]))],
+        _ if task.due <= now => Item::new("now", task.due, fill(w.life_due, &[&(task.attempts + 1)])),
+        _ => Item::new("next", task.due, fill(w.life_next, &[&(task.attempts + 1)])),
     }
 }
 

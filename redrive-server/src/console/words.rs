@@ -171,11 +171,11 @@ words! {
     need_gate_half: "The gate of {0} is trying a few tasks", "{0} 的闸门正在用少量任务试探";
     need_gate_held: "The gate of {0} is held by a person", "{0} 的闸门被人工保持";
     need_gate_do: "Gates", "闸门";
-    need_dead: "{0} dead letters wait for somebody", "{0} 条死信等待处理";
+    need_dead: "Dead letters that wait for somebody: {0}", "{0} 条死信等待处理";
     need_dead_do: "Look at them", "查看";
-    need_unhandled: "{0}: no node handles this method; {1} tasks wait", "{0}：没有节点处理此方法；{1} 个任务在等待";
+    need_unhandled: "{0}: no node handles this method; tasks that wait: {1}", "{0}：没有节点处理此方法；{1} 个任务在等待";
     need_unhandled_why: "Start a process that handles it, or cancel them.", "请启动能处理它的进程，或取消这些任务。";
-    need_late: "{0} is behind; {1} tasks", "{0} 已积压；{1} 个任务";
+    need_late: "{0} is behind; its tasks: {1}", "{0} 已积压；{1} 个任务";
     need_late_why: "The first due task waits since then: its limits are too tight, its handlers are slow, or its gate holds it back.",
         "最早到期的任务自那时起一直在等待：限额过紧、处理过慢，或被闸门暂缓。";
     need_tasks_do: "Its tasks", "查看任务";
@@ -188,7 +188,7 @@ words! {
     rate_in: "In", "进入";
     rate_done: "Done", "完成";
     rate_failed: "Failed attempts", "失败尝试";
-    per_minute: "a minute", "每分钟";
+    per_minute: "per minute", "每分钟";
     due_now: "Due now", "当前到期";
     oldest: "the oldest", "最早";
     waiting: "Waiting", "等待中";
@@ -197,9 +197,9 @@ words! {
     unowned_n: "{0} without owner", "{0} 条无人负责";
     gates_open: "Gates not closed", "未关闭的闸门";
     nodes_alive: "Nodes alive", "在线节点";
-    chart_hour: "The last hour, a minute", "最近一小时（每分钟）";
-    chart_day: "The last day, a minute", "最近一天（每分钟）";
-    chart_backlog: "Tasks in the store, the last day", "库存任务数（最近一天）";
+    chart_hour: "Last hour, per minute", "最近一小时（每分钟）";
+    chart_day: "Last day, per minute", "最近一天（每分钟）";
+    chart_backlog: "Tasks in the store, last day", "库存任务数（最近一天）";
     methods: "Methods", "方法";
     method: "Method", "方法";
     tasks: "Tasks", "任务";
@@ -282,6 +282,7 @@ words! {
     life_failed: "Attempt {0} failed", "第 {0} 次尝试失败";
     life_running: "Attempt {0} runs", "第 {0} 次尝试执行中";
     life_stopping: "ends after this attempt, unless it succeeds", "若本次未成功，之后即结束";
+    life_due: "Attempt {0} is due and waits for a node", "第 {0} 次尝试已到期，等待节点执行";
     life_next: "Attempt {0}", "第 {0} 次尝试";
     life_notified: "People were told that it keeps failing", "已通知相关人员其持续失败";
     life_dead: "Dead: {0}", "成为死信：{0}";

@@ -50,7 +50,7 @@ use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::console::Sealer;
+use crate::console::{Memory, Sealer};
 use crate::http::HttpDelivery;
 use problem::Problem;
 
@@ -78,6 +78,7 @@ pub(crate) struct Shared {
     known: auth::Known,
     /// Made or read when somebody first comes with a cookie.
     sealer: tokio::sync::OnceCell<Sealer>,
+    pub(crate) memory: Memory,
     stopping: CancellationToken,
 }
 
@@ -148,6 +149,7 @@ impl App {
             wrong: auth::Wrong::default(),
             known: auth::Known::default(),
             sealer: tokio::sync::OnceCell::new(),
+            memory: Memory::default(),
             stopping: CancellationToken::new(),
         })
     }

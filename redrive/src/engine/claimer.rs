@@ -221,7 +221,7 @@ impl Shared {
         metrics::histogram!("redrive_claim_batch").record(claimed.tasks.len() as f64);
         claimed.tasks.iter().for_each(|task| self.signals.tell(Signal::Claimed, task));
         claimed.spent.iter().for_each(|task| self.signals.tell(Signal::Dead, task));
-        self.tally.add(claimed.spent.iter().map(|_| Signal::Dead));
+        self.signals.tally.add(claimed.spent.iter().map(|_| Signal::Dead));
     }
 
     /// How few ready tasks of a lane make the scanner look for more, while there are more.

@@ -114,7 +114,7 @@ impl Shared {
     /// Writes down what happened since the last time.
     pub(super) async fn record(&self, recorder: &mut Recorder, seen: Option<Seen>) -> Result<()> {
         let now = self.clock.now();
-        for minute in recorder.due(self.tally.counts(), seen, now) {
+        for minute in recorder.due(self.signals.tally.counts(), seen, now) {
             self.store.note_minute(self.me.number(), &minute).await?;
         }
         if seen.is_some() && now.since(recorder.swept_at) >= Duration::from_secs(3600) {

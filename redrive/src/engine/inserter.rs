@@ -138,7 +138,7 @@ async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>) {
             shared.running().forget(id, p.task.version); // the id was another's, and this task was given a new one
         }
     }
-    shared.tally.add(written.iter().filter_map(|(_, result)| new(result)));
+    shared.signals.tally.add(written.iter().filter_map(|(_, result)| new(result)));
     let mut others = false;
     for ((prepared, result), answer) in written.into_iter().zip(answers) {
         if result.as_ref().is_err_and(|e| e.fault() == Some(Fault::Busy)) {
@@ -166,7 +166,7 @@ async fn insert_alone(shared: Arc<Shared>, mut prepared: Prepared, answer: onesh
         (task.status, task.locked_by, task.locked_at) = (Status::Pending, None, None);
     }
     let written = shared.store.insert_prepared(vec![prepared], Callers::One, shared.clock.now()).await;
-    shared.tally.add(written.iter().filter_map(|(_, result)| new(result)));
+    shared.signals.tally.add(written.iter().filter_map(|(_, result)| new(result)));
     if let Some((prepared, result)) = written.into_iter().next() {
         reply(&shared, prepared, result, answer);
     }

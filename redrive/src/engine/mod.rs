@@ -138,7 +138,6 @@ struct Shared {
     settler: Settler,
     sagas: Desk,
     signals: Signals,
-    tally: history::Tally,
     gates: Gates,
     /// Whether any method here has a gate.
     has_gates: bool,
@@ -404,7 +403,6 @@ impl Builder {
             settler: Settler::default(),
             sagas,
             signals,
-            tally: history::Tally::default(),
             gates: Gates::default(),
             has_gates,
             wake: Wake::default(),
@@ -477,7 +475,7 @@ impl Engine {
     pub async fn enqueue_in(&self, connection: impl Into<Connection<'_>>, task: impl IntoTask) -> Result<Enqueued> {
         let new = task.into_new_task(&self.defaults())?;
         let answers = self.0.store.insert_in(connection, vec![new], self.0.clock.now()).await?;
-        self.0.tally.add(answers.iter().filter(|answer| !answer.existed).map(|_| signals::Signal::Enqueued));
+        self.0.signals.tally.add(answers.iter().filter(|answer| !answer.existed).map(|_| signals::Signal::Enqueued));
         answers.first().copied().ok_or(Error::NotFound { what: "answer to", id: "an enqueue".into() })
     }
 

@@ -106,7 +106,7 @@ async fn flush(shared: &Arc<Shared>, settles: Vec<Settle>, now: Timestamp) -> bo
     metrics::histogram!("redrive_settle_batch").record(settles.len() as f64);
     match shared.store.settle(&settles, now).await {
         Ok(results) => {
-            shared.tally.add(settles.iter().zip(&results).map(|(s, result)| Signal::of(s, *result)));
+            shared.signals.tally.add(settles.iter().zip(&results).map(|(s, result)| Signal::of(s, *result)));
             settles.into_iter().zip(results).for_each(|(s, result)| settled(shared, &s, result));
             true
         }

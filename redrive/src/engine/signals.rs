@@ -28,6 +28,7 @@ use crate::store::{Settle, Settled};
 use crate::task::Task;
 
 use super::events::Listeners;
+use super::history::Tally;
 
 /// A transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +82,7 @@ impl Signal {
 pub(super) struct Signals {
     methods: NameMap<Method>,
     pub(super) listeners: Listeners,
+    pub(super) tally: Tally,
 }
 
 struct Method {
@@ -109,7 +111,7 @@ impl Method {
 impl Signals {
     pub(super) fn new<'a>(methods: impl Iterator<Item = &'a String>) -> Self {
         let methods = methods.map(|method| (method.clone(), Method::new(method))).collect();
-        Self { methods, listeners: Listeners::default() }
+        Self { methods, listeners: Listeners::default(), tally: Tally::default() }
     }
 
     /// Tells of one transition.

@@ -118,6 +118,12 @@ impl<'q> Conditions<'q> {
         self.values.extend(bounds.into_iter().map(Value::from));
     }
 
+    /// One of these holds.
+    fn any(parts: &[Self]) -> Self {
+        let sql = parts.iter().map(|part| part.sql.join(" AND ")).collect::<Vec<_>>().join(" OR ");
+        Self { sql: vec![format!("({sql})").into()], values: parts.iter().flat_map(|p| p.values.clone()).collect() }
+    }
+
     fn and(mut self, other: &Self) -> Self {
         self.sql.extend(other.sql.iter().cloned());
         self.values.extend(other.values.iter().cloned());
@@ -137,8 +143,8 @@ pub(super) struct Wanted<'q> {
     range: Conditions<'q>,
     /// What a table has rows of in the order of their ids: a window is one of them.
     along: Conditions<'q>,
-    /// What an index knows, though not in that order, and up to how many rows of it are few. Each by itself.
-    by_index: Vec<(Conditions<'q>, u32)>,
+    /// What an index knows, though not in that order, and up to how many rows of it are few. Each by itself; of its parts one holds.
+    by_index: Vec<(Vec<Conditions<'q>>, u32)>,
     /// Everything else.
     rest: Conditions<'q>,
 }
@@ -155,7 +161,7 @@ impl TaskFilter {
         if let Some(id) = &self.business_id {
             let mut business = Conditions::default();
             business.add("business_id = ?", id.as_str());
-            wanted.by_index.push((business, MOST_SORTED));
+            wanted.by_index.push((vec![business], MOST_SORTED));
         }
         if let Some(method) = &self.method {
             wanted.by_index.push((lanes(method), ROWS));
@@ -233,12 +239,13 @@ impl<'q> Conditions<'q> {
 }
 
 /// A method's own lane, and those of its parts.
-fn lanes<'q>(method: &str) -> Conditions<'q> {
-    let parts = Lane::parts_of(method);
-    let mut all = Conditions::default();
-    all.sql.push("(lane = ? OR (lane >= ? AND lane <= ?))".into());
-    all.values.extend([Lane::of(method), *parts.start(), *parts.end()].map(Value::from));
-    all
+fn lanes<'q>(method: &str) -> Vec<Conditions<'q>> {
+    let range = Lane::parts_of(method);
+    let (mut own, mut parts) = (Conditions::default(), Conditions::default());
+    own.add("lane = ?", Lane::of(method));
+    parts.add("lane >= ?", *range.start());
+    parts.add("lane <= ?", *range.end());
+    vec![own, parts]
 }
 
 impl DeadFilter {
@@ -306,12 +313,15 @@ async fn narrow<'q>(
     table: impl Display,
     wanted: &Wanted<'q>,
 ) -> sqlx::Result<Option<Conditions<'q>>> {
-    for (condition, few) in &wanted.by_index {
-        let some = condition.query(&format!("SELECT 1 AS n FROM {table}"), "LIMIT ?").bind(few + 1);
-        let count = some.prefixed("SELECT COUNT(*) FROM (").followed_by(") x");
+    for (parts, few) in &wanted.by_index {
+        // Part by part: with OR and a limit, PostgreSQL walks the whole index in the hope of an early match.
+        let some = parts.iter().map(|part| format!("SELECT 1 AS n FROM {table} WHERE {}", part.sql.join(" AND ")));
+        let some = some.collect::<Vec<_>>().join(" UNION ALL ");
+        let count = query(format!("SELECT COUNT(*) FROM ({some} LIMIT ?) x"));
+        let count = count.bind_all(parts.iter().flat_map(|part| part.values.iter().cloned())).bind(few + 1);
         let n = c.row(count).await?.map(|row| row.int()).transpose()?.unwrap_or(0);
         if n <= i64::from(*few) {
-            return Ok(Some(condition.clone()));
+            return Ok(Some(Conditions::any(parts)));
         }
     }
     Ok(None)

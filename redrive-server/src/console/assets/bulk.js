@@ -17,7 +17,8 @@ async function run(form) {
   for (const control of controls) control.disabled = true;
   progress.hidden = false;
   try {
-    const answer = await fetch(form.action, { method: "POST", body, headers: { accept: "application/x-ndjson" } });
+    const to = form.getAttribute("action"); // form.action is the field of that name
+    const answer = await fetch(to, { method: "POST", body, headers: { accept: "application/x-ndjson" } });
     if (!answer.ok) throw new Error(`${answer.status} ${answer.statusText}`);
     for await (const line of lines(answer.body)) {
       const seen = line.done + line.requested + line.failed + Object.values(line.skipped ?? {}).reduce((a, b) => a + b, 0);

@@ -10,15 +10,22 @@ let source, timer, last = 0, wanted = false, loading = false;
 
 const busy = () => main.contains(document.activeElement) && document.activeElement.matches("input:not([type=checkbox]), textarea, select");
 
+const changed = (field) => field.options
+  ? field.selectedIndex !== Math.max(0, [...field.options].findIndex((option) => option.defaultSelected))
+  : field.value !== field.defaultValue;
+const name = (field) => `${field.localName}[name="${CSS.escape(field.name)}"]${field.getAttribute("form") ? `[form="${field.getAttribute("form")}"]` : ""}`;
+
 // What a person has done to the page: what is ticked, open and in focus.
 function remember() {
   const ticked = [...main.querySelectorAll("input[type=checkbox]:checked")].map((box) => box.value);
   const open = [...main.querySelectorAll("details[id]")].filter((part) => part.open).map((part) => part.id);
+  const dirty = [...main.querySelectorAll("select[name], input[name]:not([type=checkbox], [type=hidden]), textarea[name]")].filter(changed).map((field) => [name(field), field.value]);
   const focus = main.contains(document.activeElement) ? document.activeElement : null;
   const key = focus && (focus.id ? `#${CSS.escape(focus.id)}` : focus.href ? `a[href="${CSS.escape(focus.getAttribute("href"))}"]`
     : focus.value ? `[value="${CSS.escape(focus.value)}"]` : null);
   return () => {
     for (const box of main.querySelectorAll("input[type=checkbox]")) if (ticked.includes(box.value)) box.checked = true;
+    for (const [key, value] of dirty) { const field = main.querySelector(key); if (field) field.value = value; }
     for (const id of open) { const part = document.getElementById(id); if (part) part.open = true; }
     if (key) main.querySelector(key)?.focus({ preventScroll: true });
   };
@@ -30,12 +37,13 @@ async function load() {
   wanted = false;
   last = Date.now();
   try {
-    const answer = await fetch(location.href, { headers: { "x-fragment": "1" }, redirect: "manual" });
+    const answer = await fetch(location.href, { redirect: "manual" });
     if (answer.type === "opaqueredirect") return location.reload(); // logged out meanwhile
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const fresh = page.getElementById("main");
-    pulse?.classList.toggle("late", !answer.ok);
-    if (!answer.ok || !fresh || busy()) return;
+    const known = answer.ok || answer.status === 404; // it may have ended and be gone
+    pulse?.classList.toggle("late", !known);
+    if (!known || !fresh || busy()) return;
     sync(page.documentElement.dataset.now);
     show(fresh);
     show(main);

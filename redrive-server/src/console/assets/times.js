@@ -4,15 +4,16 @@ const root = document.documentElement;
 const lang = root.lang || undefined;
 let ahead = Number(root.dataset.now) - Date.now();
 const relative = new Intl.RelativeTimeFormat(lang, { numeric: "auto", style: "short" });
-const whole = new Intl.DateTimeFormat(lang, { dateStyle: "medium", timeStyle: "medium" });
-const exact = new Intl.DateTimeFormat(lang, { dateStyle: "full", timeStyle: "long" });
-const clock = new Intl.DateTimeFormat(lang, { hour: "2-digit", minute: "2-digit" });
+const whole = new Intl.DateTimeFormat(lang, { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
+const exact = new Intl.DateTimeFormat(lang, { dateStyle: "full", timeStyle: "long", hourCycle: "h23" });
+const clock = new Intl.DateTimeFormat(lang, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const seconds = new Intl.DateTimeFormat(lang, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const units = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
 
 function ago(time) {
-  const seconds = Math.round((time - Date.now() - ahead) / 1000);
-  const [unit, size] = units.find(([, size]) => Math.abs(seconds) >= size) ?? units.at(-1);
-  return relative.format(Math.trunc(seconds / size), unit);
+  const away = Math.round((time - Date.now() - ahead) / 1000);
+  const [unit, size] = units.find(([, size]) => Math.abs(away) >= size) ?? units.at(-1);
+  return relative.format(Math.trunc(away / size), unit);
 }
 
 const put = (element, text) => { if (element.textContent !== text) element.textContent = text; };
@@ -25,7 +26,7 @@ export function show(below = document) {
     const shown = element.dataset.show;
     put(element, shown === "ago" ? ago(time) : shown === "at" ? whole.format(time) : `${whole.format(time)} · ${ago(time)}`);
   }
-  for (const element of below.querySelectorAll("text[data-time]")) put(element, clock.format(Number(element.dataset.time)));
+  for (const element of below.querySelectorAll("text[data-time]")) put(element, (element.dataset.exact ? seconds : clock).format(Number(element.dataset.time)));
 }
 
 // A page that was loaded anew tells what time it is.
