@@ -75,6 +75,27 @@ pub(crate) use visit::token_of;
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
                       form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
+/// Paths that are taken, for who has routes of their own.
+pub(crate) const PATHS: [&str; 17] = [
+    "/",
+    "/login",
+    "/logout",
+    "/preferences",
+    "/tasks",
+    "/tasks/bulk",
+    "/dead",
+    "/dead/bulk",
+    "/methods",
+    "/gates",
+    "/sagas",
+    "/guards",
+    "/nodes",
+    "/settings",
+    "/settings/change",
+    "/audit",
+    "/channels",
+];
+
 /// The pages of the menu, in their order.
 fn menu(f: &Frame) -> Vec<(&'static str, &'static str)> {
     let mut pages = vec![

@@ -146,7 +146,7 @@ fn pretty(value: &Value) -> String {
 }
 
 fn drawn(steps: &[StepShown], w: &Words) -> Html {
-    let of = |step: &StepShown| w.step_state(step.state);
+    let of = |step: &StepShown| w.step_state(step.state, step.kind);
     let boxes = steps.iter().map(|step| graph::Step {
         name: &step.name,
         after: &step.after,
@@ -174,7 +174,7 @@ fn row(n: usize, step: &StepShown, is_over: bool, sees: bool, w: &Words) -> Row 
         kind: w.step_kind(step.kind),
         pivot: step.pivot,
         after: step.after.join(", "),
-        state: tag(class, w.step_state(step.state)),
+        state: tag(class, w.step_state(step.state, step.kind)),
         round: step.round,
         changed: step.changed_at.map(html::ago),
         error: step.error.clone().unwrap_or_default(),
@@ -201,9 +201,10 @@ fn item(journaled: &Journaled, sees: bool, w: &Words) -> Item {
     let (class, what, detail) = match &journaled.event {
         Event::Began => ("", w.saga_began.to_owned(), String::new()),
         Event::Started { work } => ("now", by_op(work, [w.step_runs, w.undo_runs, w.confirm_runs]), String::new()),
-        Event::Done { work, output, by: who } => {
+        // What came of it is beside the step.
+        Event::Done { work, by: who, .. } => {
             let class = if work.op == Op::Undo { "warn" } else { "good" };
-            (class, by_op(work, [w.step_is_done, w.undo_is_done, w.confirm_is_done]), both(by(who), seen(output)))
+            (class, by_op(work, [w.step_is_done, w.undo_is_done, w.confirm_is_done]), by(who))
         }
         Event::Failed { work, refused, error } => {
             let known = if *refused { w.failed_refused } else { w.failed_unknown };

@@ -403,7 +403,7 @@ words! {
     is_paused: "paused", "已暂停";
     sure_pause: "Hold its tasks back on all nodes? What runs goes on.", "在所有节点上暂停其任务？正在执行的会继续。";
     nobody_handles: "no live node handles it", "没有在线节点处理";
-    on_n_nodes: "on {0} nodes", "{0} 个节点";
+    on_n_nodes: "nodes: {0}", "节点：{0}";
     gates: "Gates", "闸门";
     no_gates: "No gate has opened yet. A gate holds a method or host back while it is down; HTTP tasks have one for each host, methods if they ask for it:",
         "尚无闸门打开过。闸门在方法或主机故障时暂停其任务；HTTP 任务按主机自动设置，方法需在配置中开启：";
@@ -444,6 +444,7 @@ words! {
     sagas: "Sagas", "长事务";
     saga: "Saga", "长事务";
     sagas_lead: "Flows that are finished, or undone, or say that they are stuck.", "要么完成，要么撤销，要么明示卡住的流程。";
+    all_states: "all", "全部";
     sagas_stuck: "These need a person", "需要人工处理";
     no_sagas: "There are no sagas. This starts one:", "还没有长事务。这样启动一个：";
     none_else: "There are no others.", "没有其他的了。";
@@ -501,6 +502,7 @@ words! {
     kind_wait_for: "waits for a signal", "等待信号";
     step_pending: "to come", "未开始";
     step_running: "running", "执行中";
+    step_waiting: "waiting", "等待中";
     step_done: "done", "完成";
     step_refused: "refused", "被拒绝";
     step_unknown: "failed, effect unknown", "失败，效果未知";
@@ -614,6 +616,7 @@ words! {
     set_in_file: "file, environment or program", "文件、环境变量或程序";
     set_as_file: "as the file says", "以文件为准";
     set_change: "Change", "修改";
+    set_field: "Change a field", "修改字段";
     set_preview: "Look at the change", "预览修改";
     set_would: "This would change, on all nodes, within a few seconds:", "将在几秒内于所有节点生效：";
     set_nothing: "(not given)", "（未指定）";
@@ -772,8 +775,10 @@ impl Words {
         }
     }
 
-    pub(super) fn step_state(&self, state: &str) -> &'static str {
+    /// What only waits does not run.
+    pub(super) fn step_state(&self, state: &str, kind: &str) -> &'static str {
         match state {
+            "running" if matches!(kind, "sleep" | "wait_for") => self.step_waiting,
             "running" => self.step_running,
             "done" => self.step_done,
             "refused" => self.step_refused,

@@ -221,7 +221,8 @@ impl Server {
 /// The paths that are taken.
 pub(crate) fn paths() -> Vec<String> {
     let (_, document) = described(&ServerSettings::default());
-    document.paths.paths.into_keys().chain(openapi::PATHS.iter().map(ToString::to_string)).collect()
+    let others = openapi::PATHS.iter().chain(&crate::console::PATHS).map(ToString::to_string);
+    document.paths.paths.into_keys().chain(others).collect()
 }
 
 fn described(limits: &ServerSettings) -> (Router<App>, utoipa::openapi::OpenApi) {
