@@ -70,6 +70,12 @@ impl Fields {
     }
 }
 
+/// A text as one segment of a path.
+pub(super) fn segment(text: &str) -> String {
+    let all: String = url::form_urlencoded::byte_serialize(text.as_bytes()).collect();
+    all.replace('+', "%20") // a plus of the text is %2B already
+}
+
 /// The query of a page.
 impl<S: Sync> FromRequestParts<S> for Fields {
     type Rejection = Infallible;
@@ -89,6 +95,7 @@ mod tests {
         assert_eq!((fields.get("a"), fields.get("b"), fields.text("c")), (Some("1"), None, "x &="));
         assert_eq!(fields.all("id").collect::<Vec<_>>(), ["1", "2"]);
         assert_eq!(fields.query(), "?a=1&id=1&id=2&c=x+%26%3D");
+        assert_eq!(segment("a b+c/d?é"), "a%20b%2Bc%2Fd%3F%C3%A9");
         assert_eq!(fields.only(&["a"]).with("a", None).query(), "");
         assert!(fields.parsed::<u32>("c").is_err() && fields.parsed::<u32>("b").unwrap().is_none());
     }

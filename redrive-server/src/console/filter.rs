@@ -62,7 +62,7 @@ pub(super) fn of_tasks(asked: &Fields, now: Timestamp) -> Answer<TaskFilter> {
 }
 
 /// A time as a form sends it, in UTC, or as the API has it.
-fn time(asked: &Fields, name: &str) -> Answer<Option<Timestamp>> {
+pub(super) fn time(asked: &Fields, name: &str) -> Answer<Option<Timestamp>> {
     let Some(text) = asked.get(name) else { return Ok(None) };
     let whole = [text.to_owned(), format!("{text}Z"), format!("{text}:00Z")];
     let read = whole.iter().find_map(|text| text.replace(' ', "T").parse().ok());

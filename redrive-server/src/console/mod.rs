@@ -8,7 +8,10 @@
 //! | `fields`, `filter` | queries and forms; which tasks or letters a page is about |
 //! | `kept` | what takes long to find out |
 //! | `html`, `chart`, `policy` | times, counts, curves and policies as people read them |
-//! | `overview`, `tasks`, `task`, `dead`, `bulk` | the pages |
+//! | `overview`, `tasks`, `task`, `dead`, `bulk` | the pages: what runs, waits and has failed |
+//! | `methods`, `sagas`, `saga`, `guards`, `nodes`, `channels` | what holds it back, flows, tables, who works, who is told |
+//! | `settings`, `audit` | what holds, and who did what |
+//! | `graph` | the steps of a saga, drawn |
 //! | `assets` | styles and scripts |
 //!
 //! # A new page
@@ -27,17 +30,26 @@
 //! 6. Its address in `tests/console.rs`, where all pages are tried with markup in every value, as a viewer, in both languages.
 
 mod assets;
+mod audit;
 mod bulk;
+mod channels;
 mod chart;
 mod dead;
 mod fields;
 mod filter;
+mod graph;
+mod guards;
 mod html;
 mod kept;
 mod login;
+mod methods;
+mod nodes;
 mod overview;
 mod policy;
+mod saga;
+mod sagas;
 mod session;
+mod settings;
 mod task;
 mod tasks;
 mod visit;
@@ -75,9 +87,43 @@ pub(crate) struct Memory {
     groups: Kept<DeadGroups>,
 }
 
+/// Paths that are taken, for who has routes of their own.
+pub(crate) const PATHS: [&str; 17] = [
+    "/",
+    "/login",
+    "/logout",
+    "/preferences",
+    "/tasks",
+    "/tasks/bulk",
+    "/dead",
+    "/dead/bulk",
+    "/methods",
+    "/gates",
+    "/sagas",
+    "/guards",
+    "/nodes",
+    "/settings",
+    "/settings/change",
+    "/audit",
+    "/channels",
+];
+
 /// The pages of the menu, in their order.
 fn menu(f: &Frame) -> Vec<(&'static str, &'static str)> {
-    vec![("/", f.w.overview), ("/tasks", f.w.tasks), ("/dead", f.w.dead)]
+    let mut pages = vec![
+        ("/", f.w.overview),
+        ("/tasks", f.w.tasks),
+        ("/dead", f.w.dead),
+        ("/methods", f.w.methods),
+        ("/sagas", f.w.sagas),
+        ("/guards", f.w.guards),
+        ("/nodes", f.w.nodes),
+        ("/channels", f.w.channels),
+    ];
+    // As in the API, these are not for everybody.
+    pages.extend(f.is_operator().then_some(("/settings", f.w.settings)));
+    pages.extend(f.is_admin().then_some(("/audit", f.w.audit)));
+    pages
 }
 
 pub(crate) fn routes(app: &App, limit: Duration) -> Router<App> {
@@ -92,11 +138,29 @@ pub(crate) fn routes(app: &App, limit: Duration) -> Router<App> {
         .route("/dead", get(dead::list))
         .route("/dead/{id}", get(task::show))
         .route("/dead/{id}/{action}", post(task::act))
+        .route("/methods", get(methods::show))
+        .route("/methods/{method}/{action}", post(methods::act))
+        .route("/gates", get(methods::gates_are_there))
+        .route("/gates/{gate}/{action}", post(methods::act_on_gate))
+        .route("/sagas", get(sagas::list))
+        .route("/sagas/{id}", get(saga::show))
+        .route("/sagas/{id}/kill", get(saga::ask_kill).post(saga::kill))
+        .route("/sagas/{id}/{action}", post(saga::act))
+        .route("/guards", get(guards::list))
+        .route("/guards/{service}", get(guards::show))
+        .route("/guards/{service}/rows/{id}", get(guards::show_row))
+        .route("/guards/{service}/rows/{id}/success", post(guards::success))
+        .route("/nodes", get(nodes::show))
+        .route("/settings", get(settings::show).post(settings::save))
+        .route("/settings/change", get(settings::change))
+        .route("/audit", get(audit::list))
+        .route("/channels", get(channels::show))
         .layer(from_fn_with_state(limit, crate::server::in_time));
     // What may rightly take long.
     let patient = Router::new()
         .route("/tasks/bulk", get(bulk::ask_tasks).post(bulk::run_tasks))
-        .route("/dead/bulk", get(bulk::ask_dead).post(bulk::run_dead));
+        .route("/dead/bulk", get(bulk::ask_dead).post(bulk::run_dead))
+        .route("/channels/{name}/test", post(channels::test));
     let pages = quick.merge(patient).layer(from_fn_with_state(app.clone(), dress));
     pages.route("/assets/{version}/{name}", get(assets::serve))
 }

@@ -20,7 +20,7 @@ use super::visit::{Frame, Visit};
 use super::words::{Words, fill};
 
 /// A due task that has waited for so long is worth a look.
-const LATE: Duration = Duration::from_secs(60);
+pub(super) const LATE: Duration = Duration::from_secs(60);
 /// Rates are of so many minutes.
 const RATE_OVER: Duration = Duration::from_secs(300);
 
@@ -115,7 +115,7 @@ pub(super) async fn show(State(app): State<App>, visit: Visit) -> Answer<Respons
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-fn of_method(path: &str, method: &str) -> String {
+pub(super) fn of_method(path: &str, method: &str) -> String {
     format!("{path}{}", Fields::default().with("method", Some(method)).query())
 }
 

@@ -16,7 +16,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{Html as Body, IntoResponse, Redirect, Response};
 use redrive::Timestamp;
-use redrive::store::Role;
+use redrive::store::{AuditEntry, Role};
 
 use crate::server::auth::{self, find};
 use crate::server::problem::{Answer, Problem};
@@ -82,7 +82,6 @@ impl Frame {
         self.who.as_ref().is_some_and(|who| who.role >= Role::Operator)
     }
 
-    #[allow(dead_code, reason = "no page is for admins only yet")]
     pub(crate) fn is_admin(&self) -> bool {
         self.who.as_ref().is_some_and(|who| who.role >= Role::Admin)
     }
@@ -163,6 +162,20 @@ pub(crate) struct Visit {
     pub(crate) frame: Frame,
 }
 
+impl Visit {
+    /// Some pages are not for everybody. Who is refused is in the audit, as in the API.
+    pub(crate) async fn needs(&self, app: &App, wanted: Role) -> Answer<()> {
+        if self.who.role >= wanted {
+            return Ok(());
+        }
+        let path = self.frame.here.split('?').next().unwrap_or_default();
+        let why = format!("{path} takes {}, the token is of a {}", wanted.as_str(), self.who.role.as_str());
+        let entry = AuditEntry::new(&*self.who.name, "console.get", path).refused(&*why);
+        app.store.audit(&entry, app.clock.now()).await?;
+        Err(Problem::new(StatusCode::FORBIDDEN, "not_allowed", why))
+    }
+}
+
 impl FromRequestParts<App> for Visit {
     type Rejection = Response;
 
@@ -199,7 +212,6 @@ pub(crate) async fn token_of(app: &App, headers: &HeaderMap) -> Answer<Option<St
 pub(crate) struct Act {
     pub(crate) visit: Visit,
     pub(crate) fields: Fields,
-    #[allow(dead_code, reason = "no page is for admins only yet")]
     parts: Parts,
 }
 
@@ -225,7 +237,6 @@ impl FromRequest<App> for Act {
 
 impl Act {
     /// Only admins may do this.
-    #[allow(dead_code, reason = "no page is for admins only yet")]
     pub(crate) async fn admin(&self, app: &App) -> Answer<()> {
         auth::may(app, &self.parts, self.visit.who.clone(), Role::Admin).await.map(|_| ())
     }
@@ -305,6 +316,24 @@ says! {
     Discarded = said_discarded,
     Acknowledged = said_acknowledged,
     TakenOver = said_taken_over,
+    MethodPaused = said_method_paused,
+    MethodResumed = said_method_resumed,
+    GateHeldOpen = said_gate_held_open,
+    GateHeldClosed = said_gate_held_closed,
+    GateReleased = said_gate_released,
+    GateReset = said_gate_reset,
+    SagaTold = said_saga_told,
+    SagaRetried = said_saga_retried,
+    SagaSkipped = said_saga_skipped,
+    SagaResolved = said_saga_resolved,
+    SagaInput = said_saga_input,
+    SagaForward = said_saga_forward,
+    SagaCancelled = said_saga_cancelled,
+    SagaKilled = said_saga_killed,
+    RowSuccessful = said_row_successful,
+    SettingSet = said_setting_set,
+    SettingUnset = said_setting_unset,
+    ChannelTested = said_channel_tested,
 }
 
 #[cfg(test)]

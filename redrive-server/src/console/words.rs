@@ -391,6 +391,284 @@ words! {
     reason_failed_by_hand: "failed by hand", "人工判失败";
     reason_crashed: "crashed", "多次崩溃";
     reason_undecodable: "unreadable", "无法解析";
+
+    // Pages of the second half of the menu.
+    methods_lead: "What waits for which method, what holds it back, and how long attempts take. The worst comes first.",
+        "各方法的等待任务、阻碍原因与执行耗时，最严重的排在最前。";
+    no_methods_yet: "No method has tasks, and no node handles one. A program registers methods when it starts; HTTP tasks need none.",
+        "还没有任何方法有任务，也没有节点处理方法。程序启动时会注册方法；HTTP 任务无需注册。";
+    took: "Took (p50 · p95 · p99)", "耗时（p50 · p95 · p99）";
+    took_lead: "Times are of attempts on this server in the last minutes.", "耗时为本服务器最近几分钟的尝试。";
+    pause: "Pause", "暂停";
+    resume: "Resume", "恢复执行";
+    is_paused: "paused", "已暂停";
+    sure_pause: "Hold its tasks back on all nodes? What runs goes on.", "在所有节点上暂停其任务？正在执行的会继续。";
+    nobody_handles: "no live node handles it", "没有在线节点处理";
+    on_n_nodes: "nodes: {0}", "节点：{0}";
+    gates: "Gates", "闸门";
+    no_gates: "No gate has opened yet. A gate holds a method or host back while it is down; HTTP tasks have one for each host, methods if they ask for it:",
+        "尚无闸门打开过。闸门在方法或主机故障时暂停其任务；HTTP 任务按主机自动设置，方法需在配置中开启：";
+    gate_closed: "closed: all goes through", "关闭：全部放行";
+    gate_half_open: "half open: probes only", "半开：仅放行探测";
+    gate_held_open: "held open: nothing goes through", "人工保持打开：全部拦截";
+    gate_held_closed: "held closed: all goes through", "人工保持关闭：全部放行";
+    gate_probes_from: "probes", "开始探测";
+    gate_failing_since: "failing since", "故障始于";
+    gate_probes: "{0} probes given, {1} passed", "已放行 {0} 次探测，{1} 次通过";
+    gate_opens: "opened {0} times in a row", "连续打开 {0} 次";
+    gate_changed: "changed", "变更于";
+    gate_hold_open: "Hold open", "保持打开";
+    gate_hold_closed: "Hold closed", "保持关闭";
+    gate_release: "Release", "解除人工控制";
+    gate_reset: "Reset", "重置";
+    gate_buttons: "Open: nothing goes through. Closed: everything does, whatever comes of it. Reset: closed, and what was is forgotten.",
+        "打开：全部拦截。关闭：无论结果如何全部放行。重置：关闭并清除历史。";
+    sure_hold_open: "Hold it open? Nothing goes through until somebody releases it.", "保持打开？在人工解除前将全部拦截。";
+    sure_hold_closed: "Hold it closed? Calls go through although they fail.", "保持关闭？即使调用失败也会放行。";
+    tally_here: "Seen here", "本节点观测";
+    tally_failed: "{0} of {1} calls failed (opens at {2} % of at least {3})", "{1} 次调用中 {0} 次失败（至少 {3} 次且达 {2}% 时打开）";
+    tally_slow: "{0} of {1} calls slow (opens at {2} % of at least {3})", "{1} 次调用中 {0} 次过慢（至少 {3} 次且达 {2}% 时打开）";
+    tally_row: "{0} failures in a row (opens at {1})", "连续失败 {0} 次（达 {1} 次时打开）";
+    tally_failures: "{0} failures within {1} (opens at {2})", "{1}内失败 {0} 次（达 {2} 次时打开）";
+    targets: "Targets", "目标服务";
+    target: "Target", "目标";
+    address: "Address", "地址";
+    limits: "Limits and policy", "限制与策略";
+    said_method_paused: "{0} is paused.", "{0} 已暂停。";
+    said_method_resumed: "{0} runs again.", "{0} 已恢复执行。";
+    said_gate_held_open: "The gate of {0} is held open.", "{0} 的闸门已保持打开。";
+    said_gate_held_closed: "The gate of {0} is held closed.", "{0} 的闸门已保持关闭。";
+    said_gate_released: "The gate of {0} is released.", "{0} 的闸门已解除人工控制。";
+    said_gate_reset: "The gate of {0} is closed and has forgotten what was.", "{0} 的闸门已重置为关闭。";
+
+    // Sagas.
+    sagas: "Sagas", "长事务";
+    saga: "Saga", "长事务";
+    sagas_lead: "Flows that are finished, or undone, or say that they are stuck.", "要么完成，要么撤销，要么明示卡住的流程。";
+    all_states: "all", "全部";
+    sagas_stuck: "These need a person", "需要人工处理";
+    no_sagas: "There are no sagas. This starts one:", "还没有长事务。这样启动一个：";
+    none_else: "There are no others.", "没有其他的了。";
+    name: "Name", "名称";
+    since: "In this state since", "进入此状态";
+    started: "Started", "开始";
+    goes_on: "Goes on by itself", "自动继续";
+    id_begins: "Id begins with", "编号开头";
+    stuck_lead: "It cannot go on, nor back, without you.", "没有人工介入，它无法前进也无法回退。";
+    saga_buttons: "Retry: what waits or was given up is tried now. Compensate: what was done is undone. Forward: it goes on instead of back.",
+        "重试：立即执行等待或已放弃的步骤。补偿：撤销已完成的步骤。前进：改为继续而非回退。";
+    compensate_now: "Compensate now", "立即补偿";
+    sure_compensate: "Undo all that was done?", "撤销所有已完成的步骤？";
+    go_forward: "Go forward", "改为前进";
+    sure_forward: "Go on instead of back? What was undone is done again.", "改为继续而非回退？已撤销的步骤会重新执行。";
+    kill: "Kill", "强制终止";
+    kill_title: "End it as it is?", "就此终止？";
+    kill_lead: "It ends now. Nothing is undone, and it cannot be brought back.", "它将立即结束。不会撤销任何内容，且无法恢复。";
+    kill_stays: "These steps have or may have had an effect, which stays:", "以下步骤已经或可能已经生效，其效果将保留：";
+    kill_sure: "I know that nothing is undone.", "我知道不会撤销任何内容。";
+    steps: "Steps", "步骤";
+    steps_drawn: "The steps and which follow which; the table below says the same", "步骤及其先后关系；下表内容相同";
+    step: "Step", "步骤";
+    step_after: "After", "前置步骤";
+    step_result: "Result", "结果";
+    changed: "Changed", "变更";
+    pivot: "point of no return", "不可回退点";
+    output: "Output", "输出";
+    resolve_output: "Its result, as JSON", "结果（JSON）";
+    resolve_step: "It is done", "标记完成";
+    skip_step: "Leave it out", "跳过";
+    sure_skip: "Leave this step out? An undo that is left out is a gap.", "跳过此步骤？跳过的撤销会留下缺口。";
+    step_buttons: "Done: with the result above, which later steps see. Left out: as if it had no effect.", "完成：后续步骤可见上面的结果。跳过：视为没有效果。";
+    journal: "Journal", "日志";
+    earlier_events: "Earlier events, not shown", "更早的事件未显示";
+    input: "Input", "输入";
+    edit_input: "Edit the input", "修改输入";
+    input_json: "Input as JSON, for all attempts to come", "输入（JSON），对之后的尝试生效";
+    signal: "Tell it something", "发送信号";
+    signal_name: "Signal", "信号";
+    signal_payload: "Payload, as JSON", "内容（JSON）";
+    signal_send: "Send", "发送";
+    saga_running: "running", "执行中";
+    saga_waiting: "waiting", "等待中";
+    saga_compensating: "compensating", "补偿中";
+    saga_stuck: "stuck", "卡住";
+    saga_succeeded: "succeeded", "成功";
+    saga_compensated: "compensated", "已补偿";
+    saga_gaps: "compensated with gaps", "已补偿（有缺口）";
+    saga_failed: "failed", "失败";
+    saga_killed: "killed", "已终止";
+    kind_call: "call", "调用";
+    kind_reserve: "reservation", "预留";
+    kind_sleep: "sleep", "等待时间";
+    kind_wait_for: "waits for a signal", "等待信号";
+    step_pending: "to come", "未开始";
+    step_running: "running", "执行中";
+    step_waiting: "waiting", "等待中";
+    step_done: "done", "完成";
+    step_refused: "refused", "被拒绝";
+    step_unknown: "failed, effect unknown", "失败，效果未知";
+    step_skipped: "left out", "已跳过";
+    step_confirming: "being confirmed", "确认中";
+    step_confirmed: "confirmed", "已确认";
+    step_undoing: "being undone", "撤销中";
+    step_undone: "undone", "已撤销";
+    step_undo_failed: "undo failed", "撤销失败";
+    saga_began: "It began", "开始";
+    step_runs: "{0} runs", "{0} 开始执行";
+    undo_runs: "{0} is being undone", "开始撤销 {0}";
+    confirm_runs: "{0} is being confirmed", "开始确认 {0}";
+    step_is_done: "{0} is done", "{0} 完成";
+    undo_is_done: "{0} is undone", "{0} 已撤销";
+    confirm_is_done: "{0} is confirmed", "{0} 已确认";
+    step_failed: "{0} failed for good", "{0} 最终失败";
+    undo_failed: "The undo of {0} failed for good", "{0} 的撤销最终失败";
+    confirm_failed: "The confirmation of {0} failed for good", "{0} 的确认最终失败";
+    failed_refused: "it had no effect", "没有产生效果";
+    failed_unknown: "whether it had an effect is not known", "是否产生效果未知";
+    step_left_out: "{0} was left out", "{0} 被跳过";
+    step_time_up: "The time of {0} is up", "{0} 超时";
+    saga_told: "It was told {0}", "收到信号 {0}";
+    saga_back: "It goes back: what was done is undone", "开始回退：撤销已完成的步骤";
+    saga_back_to: "It goes back to {0}", "回退到 {0}";
+    saga_round: "The next round begins", "进入下一轮";
+    saga_decided: "Nothing can go wrong any more: reservations are confirmed", "不再会失败：开始确认预留";
+    saga_forward: "It goes on instead of back", "改为继续前进";
+    saga_input: "It was given another input", "输入已修改";
+    saga_ended: "It ended: {0}", "结束：{0}";
+    back_failed: "{0} failed: {1}", "{0} 失败：{1}";
+    back_time_up: "the time of {0} is up", "{0} 超时";
+    back_deadline: "its own time is up", "整体超时";
+    said_saga_told: "Saga {0} was told.", "已通知长事务 {0}。";
+    said_saga_retried: "What waited or had failed of saga {0} is tried now.", "长事务 {0} 中等待或失败的部分已立即重试。";
+    said_saga_skipped: "The step of saga {0} is left out.", "长事务 {0} 的步骤已跳过。";
+    said_saga_resolved: "The step of saga {0} is done.", "长事务 {0} 的步骤已标记完成。";
+    said_saga_input: "Saga {0} has its new input.", "长事务 {0} 的输入已更新。";
+    said_saga_forward: "Saga {0} goes on.", "长事务 {0} 改为继续前进。";
+    said_saga_cancelled: "Saga {0} is being undone.", "长事务 {0} 正在补偿。";
+    said_saga_killed: "Saga {0} is ended as it was.", "长事务 {0} 已强制终止。";
+
+    // Guards.
+    guards: "Guards", "守护表";
+    guards_lead: "Business tables whose failed rows are retried, and handed to people when that does not help.",
+        "其失败行会被自动重试、无效时转交人工的业务表。";
+    no_guards: "No table is guarded. A guard is a section of redrive.toml, with the services that check and mend a row:",
+        "尚未守护任何表。守护在 redrive.toml 中配置，指定检查与处理一行数据的服务：";
+    guard_trouble: "It is not guarded just now", "当前未受守护";
+    err_4000: "retried", "重试中";
+    err_4001: "needs people", "待人工处理";
+    err_2000: "normal", "正常";
+    err_2001: "mended by itself", "自动恢复";
+    err_2002: "mended by people", "人工恢复";
+    err_never: "never failed", "从未失败";
+    err_other: "other", "其他";
+    row: "Row", "数据行";
+    no_rows: "No row is in this state:", "没有处于此状态的行：";
+    rows_hidden: "Rows are shown to operators and admins.", "数据行仅对操作员和管理员可见。";
+    page_back: "Back", "上一页";
+    page_on: "On", "下一页";
+    row_why: "What happens next", "接下来会怎样";
+    row_next_poll: "The next poll takes it up.", "下一次扫描会处理它。";
+    not_marked: "It was never marked as failed (err_status is NULL).", "从未被标记为异常（err_status 为 NULL）。";
+    not_abnormal: "It is not retried: err_status is {0}, not 4000 or 4001.", "不会重试：err_status 为 {0}，不是 4000 或 4001。";
+    not_due: "It is not due before {0}, or is being retried now.", "{0} 之前不会重试，或正在重试。";
+    not_told: "It needs people. They are told again at {0}.", "需要人工处理，{0} 会再次提醒。";
+    is_success: "The business status is {0}, success: the next poll closes it.", "业务状态为 {0}（成功）：下一次扫描会将其关闭。";
+    not_failed: "It is passed over: the business status is {0}, not {1}.", "会被跳过：业务状态为 {0}，不是 {1}。";
+    row_columns: "Columns", "列";
+    row_success: "It is successful", "标记成功";
+    row_success_lead: "Say so when you have put it right: the service is told, the row is closed (2002) and its business status set.",
+        "处理完毕后标记：将通知服务、关闭该行（2002）并更新业务状态。";
+    sure_success: "Say that this row is successful? It is not retried any more.", "标记该行为成功？之后不再重试。";
+    said_row_successful: "Row {0} is successful.", "行 {0} 已标记成功。";
+
+    // Nodes.
+    nodes: "Nodes", "节点";
+    nodes_lead: "Processes that run tasks. Each looks after some of the 64 shards of every method that it handles.",
+        "执行任务的进程。每个节点负责其所处理方法的 64 个分片中的一部分。";
+    no_nodes: "No node is alive: nothing runs. Start one:", "没有在线节点：任务不会执行。启动一个：";
+    node: "Node", "节点";
+    last_beat: "Last beat", "最近心跳";
+    build: "Version", "版本";
+    upkeep: "upkeep", "维护";
+    node_this: "this one", "当前";
+    node_alive: "alive", "在线";
+    node_quiet: "quiet", "心跳延迟";
+    node_leaving: "leaving", "正在退出";
+    node_left: "stopped", "已停止";
+    node_dead: "died", "已失联";
+    shards: "Shards", "分片";
+    shards_lead: "Who looks after which shard, by method. The letter is the node's.", "各方法的分片归属，字母代表节点。";
+    shards_guess: "Nodes find each other by a registry: this is what the database would say.", "节点通过注册中心互相发现；此处为按数据库推算的结果。";
+    shard_map: "A map of the 64 shards with the letter of the node that looks after each", "64 个分片及其负责节点的字母";
+    shard_of: "shard {0}: {1}", "分片 {0}：{1}";
+    nodes_gone: "Gone", "已离开的节点";
+    nodes_gone_lead: "Those that have stopped or died are listed for a week. The tasks of one that died were taken back.",
+        "已停止或失联的节点保留一周。失联节点的任务已被收回。";
+
+    // Settings.
+    settings: "Settings", "设置";
+    settings_lead: "What holds on this server, and where it comes from. Some fields can be changed while nodes run; the others belong into the file.",
+        "本服务器当前生效的设置及其来源。部分字段可在运行时修改，其余请修改配置文件。";
+    set_path: "Field", "字段";
+    set_value: "Value", "值";
+    set_from: "From", "来源";
+    set_by: "set by {0}", "由 {0} 设置";
+    set_built_in: "built in", "内置";
+    set_in_file: "file, environment or program", "文件、环境变量或程序";
+    set_as_file: "as the file says", "以文件为准";
+    set_change: "Change", "修改";
+    set_field: "Change a field", "修改字段";
+    set_preview: "Look at the change", "预览修改";
+    set_would: "This would change, on all nodes, within a few seconds:", "将在几秒内于所有节点生效：";
+    set_nothing: "(not given)", "（未指定）";
+    set_same: "It is so already: nothing would change.", "当前已是此值：不会有任何变化。";
+    set_holds: "now", "当前";
+    set_how: "A number, a text such as 10s, or JSON such as {\"fixed\": \"3s\"}.", "数字、文本（如 10s）或 JSON（如 {\"fixed\": \"3s\"}）。";
+    set_unset: "Take it back", "撤销设置";
+    said_setting_set: "{0} is set.", "{0} 已设置。";
+    said_setting_unset: "{0} is as the file says again.", "{0} 已恢复为文件中的值。";
+    before: "before", "之前";
+    after: "after", "之后";
+
+    // The audit.
+    audit: "Audit", "审计";
+    audit_lead: "What people did, and what they were refused. Newest first.", "人员的操作与被拒绝的操作，最新的在前。";
+    audit_action: "Action", "操作";
+    audit_target: "Target", "对象";
+    audit_change: "Change", "变更";
+    who: "Who", "人员";
+    time: "Time", "时间";
+    time_from: "From (UTC)", "起始（UTC）";
+    time_before: "Before (UTC)", "截止（UTC）";
+    was_refused: "refused", "被拒绝";
+    no_audit: "Nobody has done anything yet. What people do here, on the command line or over the API will be listed.",
+        "尚无人员操作。控制台、命令行和 API 上的操作都会记录在此。";
+
+    // Channels.
+    channels: "Channels", "通知渠道";
+    channels_lead: "How people are told that tasks keep failing, and reminded of what waits for them.", "任务持续失败时如何通知人员，以及提醒待处理事项。";
+    no_channels: "No channel is set up: nobody is told when tasks keep failing. Channels are sections of redrive.toml:",
+        "尚未配置渠道：任务持续失败时无人知晓。渠道在 redrive.toml 中配置：";
+    channel_mail: "mail", "邮件";
+    channel_webhook: "webhook", "Webhook";
+    channel_kind: "Kind", "类型";
+    channel_works: "works", "正常";
+    channel_unused: "not used yet", "尚未使用";
+    channel_fails: "failed {0} times in a row", "连续失败 {0} 次";
+    channel_last_ok: "Last taken", "最近成功";
+    channel_sent: "Messages taken", "成功消息数";
+    channel_last_failed: "Last failed", "最近失败";
+    channel_rests: "Rests until", "暂停至";
+    channel_waiting: "Waiting", "待发送";
+    channel_waiting_n: "{0} notices, {1} reminders", "{0} 条通知，{1} 条提醒";
+    channel_digest: "One message at the most in", "消息最短间隔";
+    channel_remind: "Reminders first after", "首次再提醒间隔";
+    channel_test: "Send a test", "发送测试";
+    channel_test_failed: "The test was not taken by", "测试未被接受：";
+    said_channel_tested: "{0} has taken the test message.", "{0} 已接收测试消息。";
+    reminders: "Reminders to come", "即将发出的提醒";
+    no_reminders: "Nobody will be reminded of anything: no dead letter waits that was escalated and has no owner.",
+        "没有待发提醒：没有已升级且无人负责的死信。";
 }
 
 impl Words {
@@ -475,6 +753,65 @@ impl Words {
             Viewer => self.role_viewer,
             Operator => self.role_operator,
             Admin => self.role_admin,
+        }
+    }
+}
+
+/// Words for the states of sagas, steps and rows.
+impl Words {
+    pub(super) fn saga_state(&self, state: redrive::saga::SagaState) -> &'static str {
+        use redrive::saga::SagaState::{
+            Compensated, CompensatedWithGaps, Compensating, Failed, Killed, Running, Stuck, Succeeded, Waiting,
+        };
+        match state {
+            Running => self.saga_running,
+            Waiting => self.saga_waiting,
+            Compensating => self.saga_compensating,
+            Stuck => self.saga_stuck,
+            Succeeded => self.saga_succeeded,
+            Compensated => self.saga_compensated,
+            CompensatedWithGaps => self.saga_gaps,
+            Failed => self.saga_failed,
+            Killed => self.saga_killed,
+        }
+    }
+
+    /// What only waits does not run.
+    pub(super) fn step_state(&self, state: &str, kind: &str) -> &'static str {
+        match state {
+            "running" if matches!(kind, "sleep" | "wait_for") => self.step_waiting,
+            "running" => self.step_running,
+            "done" => self.step_done,
+            "refused" => self.step_refused,
+            "unknown" => self.step_unknown,
+            "skipped" => self.step_skipped,
+            "confirming" => self.step_confirming,
+            "confirmed" => self.step_confirmed,
+            "undoing" => self.step_undoing,
+            "undone" => self.step_undone,
+            "undo_failed" => self.step_undo_failed,
+            _ => self.step_pending,
+        }
+    }
+
+    pub(super) fn step_kind(&self, kind: &str) -> &'static str {
+        match kind {
+            "reserve" => self.kind_reserve,
+            "sleep" => self.kind_sleep,
+            "wait_for" => self.kind_wait_for,
+            _ => self.kind_call,
+        }
+    }
+
+    /// What an `err_status` means.
+    pub(super) fn err_status(&self, code: i64) -> &'static str {
+        match code {
+            2000 => self.err_2000,
+            2001 => self.err_2001,
+            2002 => self.err_2002,
+            4000 => self.err_4000,
+            4001 => self.err_4001,
+            _ => self.err_other,
         }
     }
 }

@@ -32,7 +32,7 @@ pub struct Answer {
     pub retry_after: Option<Duration>,
     /// What else is to be said of it.
     #[serde(skip)]
-    pub(super) note: Option<String>,
+    pub(crate) note: Option<String>,
 }
 
 /// The most of a body that is read and kept.

@@ -41,35 +41,40 @@ struct Methods {
 /// A method that has tasks or dead letters, is paused, or is handled by a node.
 #[derive(Debug, Default, Serialize, ToSchema)]
 #[schema(as = Method)]
-struct MethodShown {
-    method: String,
+pub(crate) struct MethodShown {
+    pub(crate) method: String,
     #[schema(value_type = CountShape)]
-    tasks: Count,
+    pub(crate) tasks: Count,
     #[schema(value_type = CountShape)]
-    dead: Count,
+    pub(crate) dead: Count,
     /// When the first of those that wait is due.
     #[schema(value_type = Option<String>, format = DateTime)]
-    oldest_due: Option<Timestamp>,
+    pub(crate) oldest_due: Option<Timestamp>,
     /// Since when, and by whom.
-    paused: Option<PausedShown>,
+    pub(crate) paused: Option<PausedShown>,
     /// Live nodes that handle it. Tasks of a method without any wait.
-    nodes: usize,
+    pub(crate) nodes: usize,
     /// What the settings say of it: limits and policy fields.
     #[schema(value_type = Option<Object>)]
-    settings: Value,
+    pub(crate) settings: Value,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Paused)]
-struct PausedShown {
+pub(crate) struct PausedShown {
     #[schema(value_type = String, format = DateTime)]
-    since: Timestamp,
-    by: Option<String>,
+    pub(crate) since: Timestamp,
+    pub(crate) by: Option<String>,
 }
 
 /// List methods
 #[utoipa::path(get, path = "/methods", tag = "cluster", responses((status = 200, body = Methods)))]
 async fn methods(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<Methods>> {
+    Ok(Shows(Methods { methods: all_methods(&app).await? }))
+}
+
+/// Those that have tasks or dead letters, are paused, or are handled by a node.
+pub(crate) async fn all_methods(app: &App) -> Answer<Vec<MethodShown>> {
     let (overview, paused, nodes) = tokio::try_join!(app.store.overview(), app.store.paused(), app.store.nodes())?;
     let live: Vec<Node> = nodes.into_iter().filter(|n| !n.dead && !n.leaving).collect();
     let mut methods: Vec<MethodShown> = overview.methods.into_iter().map(MethodShown::from).collect();
@@ -85,7 +90,7 @@ async fn methods(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<Meth
         shown.paused = paused.iter().find(|p| p.method == shown.method).map(PausedShown::from);
         shown.settings = settings.methods.get(&shown.method).map_or(Value::Null, |m| serde_json::json!(m));
     }
-    Ok(Shows(Methods { methods }))
+    Ok(methods)
 }
 
 impl From<redrive::store::MethodCount> for MethodShown {
@@ -122,12 +127,7 @@ async fn pause(
     Operator(who): Operator,
     MethodName(method): MethodName,
 ) -> Answer<Shows<Changed>> {
-    let by = Some(&*who.name);
-    let changed = match &app.engine {
-        Some(engine) => engine.pause(&method, by).await?, // at once on this node
-        None => app.store.pause(&method, by, app.clock.now()).await?,
-    };
-    Ok(Shows(Changed { changed }))
+    Ok(Shows(Changed { changed: set_paused(&app, &method, true, &who.name).await? }))
 }
 
 /// Resume a method
@@ -138,12 +138,18 @@ async fn resume(
     Operator(who): Operator,
     MethodName(method): MethodName,
 ) -> Answer<Shows<Changed>> {
-    let by = Some(&*who.name);
-    let changed = match &app.engine {
-        Some(engine) => engine.resume(&method, by).await?,
-        None => app.store.resume(&method, by, app.clock.now()).await?,
-    };
-    Ok(Shows(Changed { changed }))
+    Ok(Shows(Changed { changed: set_paused(&app, &method, false, &who.name).await? }))
+}
+
+/// Pauses or resumes a method: at once on this node, if it is one. `false`: it was so already.
+pub(crate) async fn set_paused(app: &App, method: &str, paused: bool, by: &str) -> redrive::Result<bool> {
+    let (by, now) = (Some(by), app.clock.now());
+    match (&app.engine, paused) {
+        (Some(engine), true) => engine.pause(method, by).await,
+        (Some(engine), false) => engine.resume(method, by).await,
+        (None, true) => app.store.pause(method, by, now).await,
+        (None, false) => app.store.resume(method, by, now).await,
+    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -189,7 +195,7 @@ async fn nodes(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<Nodes>
     Ok(Shows(Nodes { nodes: shown.collect() }))
 }
 
-fn state(node: &Node) -> &'static str {
+pub(crate) fn state(node: &Node) -> &'static str {
     match (node.dead, node.leaving) {
         (true, _) => "dead",
         (false, true) => "leaving",

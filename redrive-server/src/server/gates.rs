@@ -58,7 +58,7 @@ async fn hold(
     Json(held): Json<Held>,
 ) -> Answer<Shows<Gate>> {
     let lane = find(&app, &gate, true).await?;
-    act(&app, lane, GateAction::Hold(held.state), &who.name, held.note.as_deref()).await
+    Ok(Shows(act(&app, lane, GateAction::Hold(held.state), &who.name, held.note.as_deref()).await?))
 }
 
 /// Release a gate that is held
@@ -67,7 +67,7 @@ async fn hold(
 #[utoipa::path(post, path = "/gates/{gate}/release", tag = "gates", params(("gate" = String, Path)),
     responses((status = 200, body = GateShape)))]
 async fn release(State(app): State<App>, Operator(who): Operator, Path(gate): Path<String>) -> Answer<Shows<Gate>> {
-    act(&app, find(&app, &gate, false).await?, GateAction::Release, &who.name, None).await
+    Ok(Shows(act(&app, find(&app, &gate, false).await?, GateAction::Release, &who.name, None).await?))
 }
 
 /// Reset a gate
@@ -76,15 +76,21 @@ async fn release(State(app): State<App>, Operator(who): Operator, Path(gate): Pa
 #[utoipa::path(post, path = "/gates/{gate}/reset", tag = "gates", params(("gate" = String, Path)),
     responses((status = 200, body = GateShape)))]
 async fn reset(State(app): State<App>, Operator(who): Operator, Path(gate): Path<String>) -> Answer<Shows<Gate>> {
-    act(&app, find(&app, &gate, false).await?, GateAction::Reset, &who.name, None).await
+    Ok(Shows(act(&app, find(&app, &gate, false).await?, GateAction::Reset, &who.name, None).await?))
 }
 
-async fn act(app: &App, lane: Lane, action: GateAction, by: &str, note: Option<&str>) -> Answer<Shows<Gate>> {
-    Ok(Shows(app.store.act_on_gate(lane, action, by, note, app.clock.now()).await?))
+pub(crate) async fn act(
+    app: &App,
+    lane: Lane,
+    action: GateAction,
+    by: &str,
+    note: Option<&str>,
+) -> redrive::Result<Gate> {
+    app.store.act_on_gate(lane, action, by, note, app.clock.now()).await
 }
 
 /// The lane of a gate that is there, by its name or its lane's number; or, if it may be made, of a method or a host.
-async fn find(app: &App, name: &str, make: bool) -> Answer<Lane> {
+pub(crate) async fn find(app: &App, name: &str, make: bool) -> Answer<Lane> {
     let known = app.store.gates().await?.into_iter().find(|gate| gate.name == name || gate.lane.0.to_string() == name);
     if let Some(gate) = known {
         return Ok(gate.lane);

@@ -32,17 +32,17 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 
 /// A guarded table.
 #[derive(Debug, Serialize, ToSchema)]
-struct Guarded {
-    service_name: String,
-    table: String,
+pub(crate) struct Guarded {
+    pub(crate) service_name: String,
+    pub(crate) table: String,
     /// The database, without its password; empty if the table is not guarded just now.
-    database: String,
+    pub(crate) database: String,
     /// Where people say that a row is successful.
-    manual_success_route: Option<String>,
+    pub(crate) manual_success_route: Option<String>,
     /// How many rows are in which `err_status`. Those that never failed are not counted.
-    counts: BTreeMap<String, u64>,
+    pub(crate) counts: BTreeMap<String, u64>,
     /// Why it is not guarded, or cannot be looked at, just now.
-    trouble: Option<String>,
+    pub(crate) trouble: Option<String>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -53,6 +53,11 @@ struct AllGuarded {
 /// List guarded tables
 #[utoipa::path(get, path = "/guards", tag = "guards", responses((status = 200, body = AllGuarded)))]
 async fn list(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<AllGuarded>> {
+    Ok(Shows(AllGuarded { guards: all(&app).await? }))
+}
+
+/// All guarded tables, with what is wrong with them.
+pub(crate) async fn all(app: &App) -> Answer<Vec<Guarded>> {
     let guards = app.guards().await?;
     let mut all = Vec::new();
     for table in guards.all() {
@@ -75,7 +80,7 @@ async fn list(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<AllGuar
         counts: BTreeMap::new(),
         trouble: Some(broken.why),
     }));
-    Ok(Shows(AllGuarded { guards: all }))
+    Ok(all)
 }
 
 /// What a guarded table has and lacks.
@@ -268,7 +273,7 @@ pub(super) fn own_routes(app: &App, guards: &Guards) -> Router {
     })
 }
 
-async fn find(app: &App, service: &str) -> Answer<GuardedTable> {
+pub(crate) async fn find(app: &App, service: &str) -> Answer<GuardedTable> {
     let guards = app.guards().await?;
     if let Some(table) = guards.get(service) {
         return Ok(table);

@@ -17,19 +17,19 @@
 
 pub(crate) mod auth;
 pub(crate) mod bulk;
-mod cluster;
+pub(crate) mod cluster;
 mod dead;
 mod enqueue;
 mod events;
 mod filter;
-mod gates;
-mod guards;
+pub(crate) mod gates;
+pub(crate) mod guards;
 mod health;
 mod input;
 mod openapi;
 mod people;
 pub(crate) mod problem;
-mod sagas;
+pub(crate) mod sagas;
 mod settings;
 mod shapes;
 mod tasks;
@@ -70,7 +70,7 @@ pub(crate) struct Shared {
     delivery: Option<HttpDelivery>,
     /// Made when they are first asked for, if there is no server.
     guards: OnceCell<Guards>,
-    metrics: Option<PrometheusHandle>,
+    pub(crate) metrics: Option<PrometheusHandle>,
     /// Those of a command line; an engine has its own, which change.
     settings: Arc<Settings>,
     pub(crate) clock: Clock,
@@ -90,7 +90,7 @@ impl std::ops::Deref for App {
 }
 
 impl Shared {
-    fn engine(&self) -> Result<&Engine, Problem> {
+    pub(crate) fn engine(&self) -> Result<&Engine, Problem> {
         let none = || {
             Problem::new(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -106,7 +106,7 @@ impl Shared {
         self.delivery.as_ref().ok_or_else(none)
     }
 
-    async fn guards(&self) -> redrive::Result<&Guards> {
+    pub(crate) async fn guards(&self) -> redrive::Result<&Guards> {
         self.guards.get_or_try_init(|| crate::guards::by_hand(&self.settings, &self.store)).await
     }
 
@@ -223,7 +223,8 @@ impl Server {
 /// The paths that are taken.
 pub(crate) fn paths() -> Vec<String> {
     let (_, document) = described(&ServerSettings::default());
-    document.paths.paths.into_keys().chain(openapi::PATHS.iter().map(ToString::to_string)).collect()
+    let others = openapi::PATHS.iter().chain(&crate::console::PATHS).map(ToString::to_string);
+    document.paths.paths.into_keys().chain(others).collect()
 }
 
 fn described(limits: &ServerSettings) -> (Router<App>, utoipa::openapi::OpenApi) {

@@ -72,17 +72,17 @@ async fn start(
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct OfSagas {
+pub(crate) struct OfSagas {
     #[param(value_type = Option<SagaStateShape>, inline)]
-    state: Option<SagaState>,
-    name: Option<String>,
+    pub(crate) state: Option<SagaState>,
+    pub(crate) name: Option<String>,
     /// Those whose id begins so.
-    id_prefix: Option<String>,
+    pub(crate) id_prefix: Option<String>,
     /// Go on after this: `next` of the page before.
-    after: Option<String>,
+    pub(crate) after: Option<String>,
     /// Most entries of a page, up to 1,000. Default: 100.
     #[param(minimum = 1, maximum = 1000)]
-    limit: Option<u32>,
+    pub(crate) limit: Option<u32>,
 }
 
 impl OfSagas {
@@ -101,12 +101,12 @@ impl OfSagas {
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-struct SagasShown {
+pub(crate) struct SagasShown {
     /// The latest first.
     #[schema(value_type = Vec<SagaGlance>)]
-    sagas: Vec<SagaSummary>,
+    pub(crate) sagas: Vec<SagaSummary>,
     /// There may be more: ask again with this as `after`.
-    next: Option<String>,
+    pub(crate) next: Option<String>,
 }
 
 /// A saga at a glance.
@@ -133,24 +133,29 @@ struct SagaGlance {
 #[utoipa::path(get, path = "/sagas", tag = "sagas", params(OfSagas), responses((status = 200, body = SagasShown)))]
 async fn list(State(app): State<App>, Viewer(_): Viewer, Asked(asked): Asked<OfSagas>) -> Answer<Shows<SagasShown>> {
     let limit = page(asked.limit)?;
+    Ok(Shows(found(&app, &asked, limit).await?))
+}
+
+/// A page of them.
+pub(crate) async fn found(app: &App, asked: &OfSagas, limit: u32) -> Answer<SagasShown> {
     let sagas = app.store.sagas(&asked.filter()?, limit).await?;
     let at = |saga: &SagaSummary| if asked.state.is_some() { saga.since } else { saga.created_at };
     let next = sagas.last().filter(|_| sagas.len() == limit as usize);
     let next = next.map(|saga| format!("{} {}", at(saga).as_millis(), saga.id));
-    Ok(Shows(SagasShown { sagas, next }))
+    Ok(SagasShown { sagas, next })
 }
 
 /// A saga with all that is known of it.
 #[derive(Debug, Serialize, ToSchema)]
-struct SagaShown {
+pub(crate) struct SagaShown {
     #[serde(flatten)]
     #[schema(value_type = SagaGlance)]
-    summary: SagaSummary,
+    pub(crate) summary: SagaSummary,
     /// What it was started with; for viewers `"***"`.
     #[schema(value_type = Value)]
-    input: Value,
+    pub(crate) input: Value,
     /// Its steps and how they stand, in the order of the definition.
-    steps: Vec<StepShown>,
+    pub(crate) steps: Vec<StepShown>,
     /// What has happened to it.
     #[schema(value_type = Vec<Object>)]
     journal: Vec<Value>,
@@ -161,25 +166,25 @@ struct SagaShown {
 
 /// A step of a saga.
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
-struct StepShown {
-    name: String,
-    after: Vec<String>,
+pub(crate) struct StepShown {
+    pub(crate) name: String,
+    pub(crate) after: Vec<String>,
     /// `call`, `reserve`, `sleep` or `wait_for`.
-    kind: &'static str,
-    pivot: bool,
+    pub(crate) kind: &'static str,
+    pub(crate) pivot: bool,
     /// `pending`, `running`, `done`, `refused`, `unknown`, `skipped`, `confirming`, `confirmed`, `undoing`, `undone` or `undo_failed`.
-    state: &'static str,
+    pub(crate) state: &'static str,
     /// Which time the saga comes past it, from 1.
-    round: u32,
+    pub(crate) round: u32,
     #[schema(value_type = Option<String>, format = DateTime)]
-    started_at: Option<Timestamp>,
+    pub(crate) started_at: Option<Timestamp>,
     /// When it came to its state.
     #[schema(value_type = Option<String>, format = DateTime)]
-    changed_at: Option<Timestamp>,
-    error: Option<String>,
+    pub(crate) changed_at: Option<Timestamp>,
+    pub(crate) error: Option<String>,
     /// What came of it; for viewers `"***"`.
     #[schema(value_type = Value)]
-    output: Value,
+    pub(crate) output: Value,
 }
 
 /// Show a saga
@@ -194,7 +199,7 @@ async fn show(State(app): State<App>, Viewer(who): Viewer, Path(id): Path<String
 /// What viewers do not see, in a step's definition or in an event of the journal.
 const HIDDEN: [&str; 7] = ["spec", "part", "undo_part", "confirm_part", "output", "payload", "input"];
 
-fn shown(record: SagaRecord, who: &Caller) -> Answer<SagaShown> {
+pub(crate) fn shown(record: SagaRecord, who: &Caller) -> Answer<SagaShown> {
     let steps = steps(&record);
     let plain = |e: serde_json::Error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", e.to_string());
     let mut saga = SagaShown {
@@ -296,9 +301,9 @@ async fn signal(
 }
 
 /// What people can do about a saga.
-#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-enum Action {
+pub(crate) enum Action {
     /// Try now what waits to be tried again, and again what was given up.
     Retry,
     /// Leave out what is under way, or has failed, of `step`. An undo that is left out is a gap.
@@ -318,24 +323,24 @@ enum Action {
 /// What is to be done.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct Act {
-    action: Action,
+pub(crate) struct Act {
+    pub(crate) action: Action,
     /// For `skip` and `resolve`.
-    step: Option<String>,
+    pub(crate) step: Option<String>,
     /// For `resolve`.
     #[serde(default)]
     #[schema(value_type = Value)]
-    output: Value,
+    pub(crate) output: Value,
     /// For `edit_input`.
     #[schema(value_type = Option<Value>)]
-    input: Option<Value>,
+    pub(crate) input: Option<Value>,
     /// Why, for the audit.
     #[schema(max_length = 1000)]
-    note: Option<String>,
+    pub(crate) note: Option<String>,
 }
 
 impl Act {
-    async fn on(&self, engine: &Engine, id: &str, by: &str) -> Result<()> {
+    pub(crate) async fn on(&self, engine: &Engine, id: &str, by: &str) -> Result<()> {
         let (sagas, by, note) = (engine.sagas(), Some(by), self.note.as_deref());
         let step = || self.step.as_deref().ok_or_else(|| Error::invalid("step", "must be given"));
         match self.action {

@@ -18,7 +18,7 @@ use crate::clock::{Timestamp, pause};
 use crate::error::Result;
 use crate::gate::{Gate, GateConfig, GateState, Hold, ramp};
 use crate::id::{IdMap, TaskId};
-use crate::resilience::{Health, Mode, Sample, Samples};
+use crate::resilience::{Health, Mode, Sample, Samples, Tally};
 use crate::settle::Outcome;
 use crate::task::{Lane, Task};
 
@@ -471,6 +471,12 @@ fn said(outcome: &Outcome) -> String {
 }
 
 impl Engine {
+    /// How the rules of a lane's gate stand by what this node has seen of late. Nothing if it has no gate, or was not called here.
+    pub fn gate_tallies(&self, lane: Lane) -> Vec<Tally> {
+        let (lanes, now) = (lock(&self.0.gates.lanes), self.0.clock.now());
+        lanes.get(&lane).map(|lane| lane.samples.tallies(now)).unwrap_or_default()
+    }
+
     /// Whether a first try of a caller may be made now, and as what; else until when its lane is held back.
     pub(crate) fn pass_inline(
         &self,

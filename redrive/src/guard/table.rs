@@ -140,6 +140,11 @@ impl GuardedTable {
         &self.0.guard.table
     }
 
+    /// The column with the ids of its rows.
+    pub fn id_field(&self) -> &str {
+        &self.0.guard.id_field
+    }
+
     /// The handler's route for people's word, if it has one.
     pub fn manual_success_route(&self) -> Option<String> {
         Some(self.0.handler.manual_success_route()).filter(|route| !route.trim().is_empty())

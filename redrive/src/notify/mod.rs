@@ -182,7 +182,7 @@ impl Channel {
     }
 
     /// Where it goes, without secrets.
-    fn target(&self) -> String {
+    pub fn target(&self) -> String {
         match self {
             Self::Mail(mail) => mail.target(),
             Self::Webhook(webhook) => webhook.target(),

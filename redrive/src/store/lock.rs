@@ -51,6 +51,17 @@ impl Store {
         })
     }
 
+    /// Who holds a lock at this time.
+    pub async fn held_lock(&self, name: &str, now: Timestamp) -> Result<Option<Lock>> {
+        let sql = "SELECT owner, term, expires_at FROM redrive_lock WHERE name = ? AND expires_at > ?";
+        retrying!(self.pools(), Use::Read, Scope::Statement, &format!("looking at the lock {name}"), |c, _| {
+            let Some(row) = c.row(query(sql).bind(name).bind(now)).await? else { return Ok(None) };
+            let mut c = row.columns();
+            let (owner, term) = (c.opt_text()?.unwrap_or_default().to_owned(), c.int()?);
+            Ok(Some(Lock { name: name.to_owned(), owner, term, expires_at: Timestamp::from_millis(c.int()?) }))
+        })
+    }
+
     /// Gives a lock back, if it is still held in that term.
     pub async fn unlock(&self, lock: &Lock) -> Result<bool> {
         let doing = format!("giving back the lock {}", lock.name);

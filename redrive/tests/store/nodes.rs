@@ -82,6 +82,9 @@ async fn a_lock_has_one_holder(db: Db) {
     let renewed = db.store.lock("upkeep", "a", minute, later(59)).await.unwrap().unwrap();
     assert_eq!((renewed.term, renewed.expires_at), (1, later(119)), "renewed in the same term");
     assert!(db.store.lock("other", "b", minute, NOW).await.unwrap().is_some(), "locks are apart");
+    assert_eq!(db.store.held_lock("upkeep", later(60)).await.unwrap(), Some(renewed.clone()));
+    assert_eq!(db.store.held_lock("upkeep", later(119)).await.unwrap(), None, "it has expired");
+    assert_eq!(db.store.held_lock("nobody's", NOW).await.unwrap(), None);
     assert!(db.store.unlock(&renewed).await.unwrap());
     assert_eq!(db.store.lock("upkeep", "b", minute, later(60)).await.unwrap().unwrap().term, 2);
     assert!(!db.store.unlock(&renewed).await.unwrap(), "not ours any more");

@@ -1,0 +1,98 @@
+//! What people did, and what they were refused: who, what, when, before and after. For admins, as in the API.
+
+use askama::Template;
+use axum::extract::State;
+use axum::response::Response;
+use redrive::store::{AuditFilter, AuditOutcome, Audited, Role};
+use serde_json::Value;
+
+use crate::server::App;
+use crate::server::problem::Answer;
+
+use super::fields::Fields;
+use super::filter::{PAGE, time};
+use super::html::{self, Html};
+use super::tasks::beginning;
+use super::visit::{Frame, Visit};
+
+const NAMES: &[&str] = &["who", "action", "target", "from", "before"];
+
+#[derive(Template)]
+#[template(path = "audit.html")]
+struct Page {
+    f: Frame,
+    asked: Fields,
+    is_filtered: bool,
+    rows: Vec<Row>,
+    first: Option<String>,
+    next: Option<String>,
+}
+
+struct Row {
+    at: Html,
+    who: String,
+    who_link: String,
+    action: String,
+    target: String,
+    target_link: String,
+    refused: Option<String>,
+    note: String,
+    before: String,
+    after: String,
+}
+
+pub(super) async fn list(State(app): State<App>, visit: Visit, asked: Fields) -> Answer<Response> {
+    visit.needs(&app, Role::Admin).await?;
+    let f = visit.frame;
+    let text = |name: &str| asked.get(name).map(str::to_owned);
+    let wanted = AuditFilter {
+        who: text("who"),
+        action: text("action"),
+        target: text("target"),
+        from: time(&asked, "from")?,
+        before: time(&asked, "before")?,
+        after: asked.parsed("after")?,
+    };
+    let found = app.store.audits(&wanted, PAGE).await?;
+    let filtered = asked.only(NAMES);
+    let next = found.last().filter(|_| found.len() == PAGE as usize);
+    let next = next.map(|last| format!("/audit{}", filtered.with("after", Some(&last.id.to_string())).query()));
+    let page = Page {
+        rows: found.iter().map(row).collect(),
+        first: asked.get("after").map(|_| format!("/audit{}", filtered.query())),
+        next,
+        is_filtered: !filtered.is_empty(),
+        asked: filtered,
+        f: f.clone(),
+    };
+    Ok(f.show(&page))
+}
+
+fn row(record: &Audited) -> Row {
+    let entry = &record.entry;
+    let only = |name, value| format!("/audit{}", Fields::default().with(name, Some(value)).query());
+    let refused = match &entry.outcome {
+        AuditOutcome::Done => None,
+        AuditOutcome::Refused(why) => Some(why.clone()),
+    };
+    Row {
+        at: html::at_and_ago(record.at),
+        who: entry.who.clone(),
+        who_link: only("who", &entry.who),
+        action: entry.action.clone(),
+        target: entry.target.clone(),
+        target_link: only("target", &entry.target),
+        refused,
+        note: entry.note.clone().unwrap_or_default(),
+        before: shown(entry.before.as_ref()),
+        after: shown(entry.after.as_ref()),
+    }
+}
+
+fn shown(value: Option<&Value>) -> String {
+    let text = value.map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned)).unwrap_or_default();
+    match beginning(&text) {
+        all if all.len() == text.len() => text,
+        cut => format!("{cut}…"),
+    }
+}

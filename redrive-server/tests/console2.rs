@@ -1,0 +1,522 @@
+//! The console's pages of methods, sagas, guards, nodes, settings, audit and channels, as a browser without scripts meets them: a real
+//! server, a real business table, services that answer or do not.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+
+use axum::http::StatusCode;
+use axum::routing::any;
+use redrive::gate::Hold;
+use redrive::store::{AuditFilter, AuditOutcome, Audited, GateAction, Registration, Role};
+use redrive::{Lane, Store};
+use serde_json::{Value, json};
+use sqlx::Connection as _;
+
+/// What must be shown as text everywhere.
+const MARKUP: &str = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&";
+/// The same for names of sagas and steps, which have no `/`.
+const NAME: &str = "<img src=x onerror=alert(2)>\"'&";
+/// What viewers must not see.
+const SECRET: &str = "of-the-customer-4711";
+
+/// A server of one's own; stopped with this.
+struct Server {
+    child: Child,
+    address: String,
+    token: String,
+    dir: tempfile::TempDir,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+/// An answer.
+struct Answer {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Answer {
+    fn header(&self, name: &str) -> &str {
+        self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).unwrap_or_default()
+    }
+
+    fn has(&self, text: &str) -> bool {
+        self.body.contains(text)
+    }
+
+    /// What a form of this page sends along.
+    fn csrf(&self) -> &str {
+        self.body.split("name=\"csrf\" value=\"").nth(1).expect("a form").split('"').next().unwrap()
+    }
+}
+
+/// Somebody's cookies, and what their forms send along.
+#[derive(Clone, Default)]
+struct Browser {
+    cookies: String,
+    csrf: String,
+}
+
+impl Browser {
+    fn in_chinese(&self) -> Self {
+        Self { cookies: format!("{}; redrive_lang=zh", self.cookies), ..self.clone() }
+    }
+}
+
+/// A service: `/ok` answers with a secret and markup, `/hook` takes messages, everything else fails.
+async fn service() -> u16 {
+    let ok = any(|| async { axum::Json(json!({ "room": MARKUP, "card": SECRET })) });
+    let router = axum::Router::new()
+        .route("/ok", ok)
+        .route("/hook", any(|| async { "taken" }))
+        .fallback(|| async { (StatusCode::INTERNAL_SERVER_ERROR, MARKUP) });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    port
+}
+
+impl Server {
+    async fn start() -> Self {
+        let (dir, port) = (tempfile::tempdir().unwrap(), service().await);
+        let shop = dir.path().join("shop.db").display().to_string();
+        shop_of(&shop).await;
+        let settings = format!(
+            "[http]\nallow = ['127.0.0.0/8']\n\
+             [guard]\nscan_interval = '1h'\n\
+             [guards.bills]\ndatabase = 'sqlite://{shop}'\ntable = 'user_bill'\nservice_name = 'bills <b>x</b>'\nuser_field = 'user_id'\n\
+             success_value = 'SUCCESS'\nfail_value = 'FAIL'\ncheck_url = 'http://127.0.0.1:{port}/bad'\nhandle_url = 'http://127.0.0.1:{port}/bad'\n\
+             [guards.broken]\ntable = 'no_such_table'\ncheck_url = 'http://127.0.0.1:{port}/bad'\nhandle_url = 'http://127.0.0.1:{port}/bad'\n\
+             success_value = 1\nfail_value = 2\n\
+             [notify.channels.works]\ntype = 'webhook'\nurl = 'http://127.0.0.1:{port}/hook'\n\
+             [notify.channels.fails]\ntype = 'webhook'\nurl = 'http://127.0.0.1:{port}/bad'\n"
+        );
+        std::fs::write(dir.path().join("redrive.toml"), settings).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
+        command.args(["serve", "--listen", "127.0.0.1:0"]).current_dir(dir.path()).env_remove("REDRIVE_DATABASE");
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let line = lines.find(|line| line.contains("API:")).unwrap();
+        let address = line.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
+        let line = lines.find(|line| line.contains("token:")).unwrap();
+        let token = line.split_whitespace().nth(1).unwrap().to_owned();
+        let server = Self { child, address, token, dir };
+        server.fill(port).await;
+        server
+    }
+
+    /// Everything that pages show, with markup wherever it may be.
+    async fn fill(&self, port: u16) {
+        let store = self.store().await;
+        let now = store.now().await.unwrap();
+        store.pause(&format!("pay {MARKUP}"), Some(MARKUP), now).await.unwrap();
+        store.make_gate(Lane::of("x"), &format!("host {MARKUP}"), now).await.unwrap();
+        let hold = GateAction::Hold(Hold::Open);
+        store.act_on_gate(Lane::of("x"), hold, "test", Some(MARKUP), now).await.unwrap();
+        let text = || MARKUP.to_owned();
+        let node = Registration { name: text(), build: text(), methods: vec![format!("pay {MARKUP}")] };
+        store.register(&node, now).await.unwrap();
+        let to = |path: &str| json!({ "url": format!("http://127.0.0.1:{port}{path}") });
+        let once = json!({ "max_attempts": 1 });
+        self.api(
+            "/sagas",
+            &json!({ "id": "stuck-1", "input": { "card": SECRET }, "saga": { "name": "book-trip", "steps": [
+                { "name": "hotel", "do": to("/ok"), "undo": to("/bad"), "undo_policy": once },
+                { "name": "flight", "after": ["hotel"], "do": to("/bad"), "undo": to("/ok"), "policy": once },
+            ] } }),
+        );
+        for id in ["wait-1", "wait-2", "wait-3", MARKUP] {
+            self.api(
+                "/sagas",
+                &json!({ "id": id, "input": { "card": SECRET }, "saga": { "name": format!("order {NAME}"), "steps": [
+                    { "name": "hold", "do": to("/ok"), "undo": to("/ok") },
+                    { "name": format!("paid {NAME}"), "kind": { "wait_for": { "signal": "paid" } }, "after": ["hold"] },
+                ] } }),
+            );
+        }
+        self.until(|| async { self.state("stuck-1").await == "stuck" && self.state("wait-3").await == "waiting" })
+            .await;
+    }
+
+    async fn until<F: Future<Output = bool>>(&self, holds: impl Fn() -> F) {
+        for _ in 0..600 {
+            if holds().await {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        panic!("it does not come about");
+    }
+
+    async fn state(&self, saga: &str) -> String {
+        self.store().await.saga(saga).await.unwrap().map(|saga| saga.summary.state.to_string()).unwrap_or_default()
+    }
+
+    async fn store(&self) -> Store {
+        Store::open(&format!("sqlite://{}", self.dir.path().join("redrive.db").display())).await.unwrap()
+    }
+
+    async fn audits(&self, action: &str) -> Vec<Audited> {
+        let filter = AuditFilter { action: Some(action.into()), ..AuditFilter::default() };
+        self.store().await.audits(&filter, 10).await.unwrap()
+    }
+
+    fn api(&self, path: &str, body: &Value) {
+        let (token, body) = (&self.token, body.to_string());
+        let answer = self.ask(&format!(
+            "POST /api/v1{path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\nauthorization: Bearer {token}\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            self.address,
+            body.len()
+        ));
+        assert_eq!(answer.status, 201, "{}", answer.body);
+    }
+
+    fn ask(&self, request: &str) -> Answer {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let answer = String::from_utf8(answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        Answer { status, head: head.to_owned(), body: body.to_owned() }
+    }
+
+    fn get(&self, who: &Browser, path: &str) -> Answer {
+        let (address, cookies) = (&self.address, &who.cookies);
+        self.ask(&format!(
+            "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\naccept: text/html\r\ncookie: {cookies}\r\n\r\n"
+        ))
+    }
+
+    fn post(&self, who: &Browser, path: &str, form: &[(&str, &str)]) -> Answer {
+        let mut body = url::form_urlencoded::Serializer::new(String::new());
+        body.append_pair("csrf", &who.csrf).extend_pairs(form);
+        let (body, address, cookies) = (body.finish(), &self.address, &who.cookies);
+        self.ask(&format!(
+            "POST {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncookie: {cookies}\r\n\
+             content-type: application/x-www-form-urlencoded\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        ))
+    }
+
+    /// Does something that goes well, and gives the page that says so.
+    fn does(&self, who: &Browser, path: &str, form: &[(&str, &str)]) -> Answer {
+        let done = self.post(who, path, form);
+        assert_eq!(done.status, 303, "{path}: {}", done.body);
+        let said = done.header("set-cookie").split(';').next().unwrap().to_owned();
+        let page = self.get(
+            &Browser { cookies: format!("{}; {said}", who.cookies), ..who.clone() },
+            done.header("location").split('#').next().unwrap(),
+        );
+        assert!(page.status == 200 && page.has("role=\"status\""), "{path}: {}", page.body);
+        page
+    }
+
+    fn log_in(&self, token: &str) -> Browser {
+        let answer = self.post(&Browser::default(), "/login", &[("token", token), ("next", "/")]);
+        assert_eq!(answer.status, 303, "{}", answer.body);
+        let cookies = answer.header("set-cookie").split(';').next().unwrap().to_owned();
+        Browser { cookies, csrf: String::new() }
+    }
+
+    fn admin(&self) -> Browser {
+        let who = self.log_in(&self.token);
+        let csrf = self.get(&who, "/channels").csrf().to_owned();
+        Browser { csrf, ..who }
+    }
+
+    async fn somebody(&self, role: Role) -> Browser {
+        let store = self.store().await;
+        let made = store.create_token("eve", role, None, "test", store.now().await.unwrap()).await.unwrap();
+        self.log_in(made.secret.reveal())
+    }
+}
+
+/// A business table: one row for each state, with markup and a secret.
+async fn shop_of(path: &str) {
+    let mut db = sqlx::SqliteConnection::connect(&format!("sqlite://{path}?mode=rwc")).await.unwrap();
+    let table = "CREATE TABLE user_bill (id BIGINT PRIMARY KEY, user_id BIGINT, status VARCHAR(20) NOT NULL, note TEXT, err_status INT, \
+         err_start_time DATETIME, err_retry_count INT, err_next_retry_time DATETIME, err_min_interval INT, err_timeout INT, \
+         err_submit_manual_status INT, err_next_remind_staff_time DATETIME, err_manual_notify_count INT)";
+    sqlx::query(table).execute(&mut db).await.unwrap();
+    for (id, status, code) in [(10, "FAIL", 4001), (11, "FAIL", 4000), (12, "SUCCESS", 2001), (13, "FAIL", 4001)] {
+        let row = "INSERT INTO user_bill (id, user_id, status, note, err_status, err_start_time, err_retry_count, err_next_retry_time, \
+             err_next_remind_staff_time) VALUES (?, 7, ?, ?, ?, '2098-01-01 00:00:00', 3, '2099-01-01 00:00:00', '2099-01-01 00:00:00')";
+        let row = sqlx::query(row).bind(id).bind(status).bind(format!("{MARKUP} {SECRET}")).bind(code);
+        row.execute(&mut db).await.unwrap();
+    }
+}
+
+const GUARD: &str = "/guards/bills%20%3Cb%3Ex%3C%2Fb%3E";
+/// All pages; those that viewers may not see; those that only admins may.
+const PAGES: [&str; 8] =
+    ["/methods", "/sagas", "/sagas?state=waiting", "/sagas/stuck-1", "/sagas/wait-1", "/guards", "/nodes", "/channels"];
+const OF_OPERATORS: [&str; 2] = ["/settings", "/sagas/wait-1/kill"];
+const OF_ADMINS: [&str; 3] = ["/audit", "/audit?action=gate.", "/settings/change?path=defaults.max_attempts&value=7"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_page_is_there_in_both_languages_and_shows_text_as_text() {
+    let server = Server::start().await;
+    let admin = server.admin();
+    let markup: String =
+        url::form_urlencoded::byte_serialize(MARKUP.as_bytes()).collect::<String>().replace('+', "%20");
+    let mut pages: Vec<String> =
+        [&PAGES[..], &OF_OPERATORS, &OF_ADMINS].concat().iter().map(|p| p.to_string()).collect();
+    pages.extend([GUARD.to_owned(), format!("{GUARD}?status=4000"), format!("{GUARD}/rows/10")]);
+    pages.extend([format!("/sagas/{markup}"), format!("/sagas?name={markup}"), format!("/audit?target={markup}")]);
+    pages.push(format!("/settings/change?path=methods.%22{markup}%22.concurrency&value={markup}"));
+    for page in &pages {
+        let (en, zh) = (server.get(&admin, page), server.get(&admin.in_chinese(), page));
+        for shown in [&en, &zh] {
+            assert_eq!(shown.status, 200, "{page}: {}", shown.body);
+            for raw in ["<script>alert", "<img src=x", "<b>x</b>", "style=", "onerror=alert(2)>\"", "{0}", "{1}"] {
+                assert!(!shown.has(raw), "{page} has {raw}: {}", shown.body);
+            }
+        }
+        assert!(en.has("<html lang=\"en\"") && zh.has("<html lang=\"zh-CN\""), "{page}");
+        assert!(en.header("content-security-policy").contains("default-src 'none'"));
+    }
+    for (page, text) in [
+        ("/methods", "pay &lt;script&gt;"),
+        ("/methods", "host &lt;script&gt;"),
+        ("/nodes", "&lt;script&gt;"),
+        ("/sagas", "order &lt;img"),
+        ("/sagas/wait-1", "paid &lt;img"),
+        ("/sagas/wait-1", SECRET),
+        ("/sagas/stuck-1", "&lt;script&gt;"),
+        ("/guards", "bills &lt;b&gt;x"),
+        (GUARD, SECRET),
+        ("/audit", "&lt;script&gt;"),
+    ] {
+        let shown = server.get(&admin, page).body.replace("&#60;", "&lt;").replace("&#62;", "&gt;");
+        assert!(shown.contains(text), "{page} lacks {text}: {shown}");
+    }
+    let zh = server.get(&admin.in_chinese(), "/sagas/stuck-1");
+    assert!(zh.has("卡住") && zh.has("立即补偿") | zh.has("改为前进"), "{}", zh.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_viewer_sees_no_buttons_and_no_business_data() {
+    let server = Server::start().await;
+    let viewer = server.somebody(Role::Viewer).await;
+    for page in PAGES.iter().chain([&GUARD]) {
+        let shown = server.get(&viewer, page);
+        assert_eq!(shown.status, 200, "{page}");
+        let forms = shown.body.matches("method=\"post\"").count();
+        assert_eq!(forms, 2, "{page}: log-out and taste only: {}", shown.body);
+        assert!(!shown.has(SECRET) && !shown.has("name=\"csrf\""), "{page}: {}", shown.body);
+        assert!(!shown.has("href=\"/settings\"") && !shown.has("href=\"/audit\""), "{page}");
+    }
+    let row = format!("{GUARD}/rows/10");
+    for page in OF_OPERATORS.iter().chain(&OF_ADMINS).copied().chain([row.as_str()]) {
+        let shown = server.get(&viewer, page);
+        assert!(shown.status == 403 && !shown.has(SECRET) && shown.has("higher role"), "{page}: {}", shown.body);
+    }
+    let operator = server.somebody(Role::Operator).await;
+    for page in OF_OPERATORS {
+        assert_eq!(server.get(&operator, page).status, 200, "{page}");
+    }
+    let settings = server.get(&operator, "/settings");
+    assert!(!settings.has("/settings/change") && !settings.has("href=\"/audit\""), "{}", settings.body);
+    for page in OF_ADMINS {
+        assert_eq!(server.get(&operator, page).status, 403, "{page}");
+    }
+    let refused = server.audits("console.get").await;
+    assert!(matches!(&refused[0].entry.outcome, AuditOutcome::Refused(why) if why.contains("admin")), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_done_for_other_sites_or_for_viewers() {
+    let server = Server::start().await;
+    let (admin, viewer) = (server.admin(), server.somebody(Role::Viewer).await);
+    let row = format!("{GUARD}/rows/10/success");
+    let paths = [
+        "/methods/http/pause",
+        "/gates/http/hold-open",
+        "/sagas/wait-1/cancel",
+        "/sagas/wait-1/kill",
+        "/channels/works/test",
+        "/settings",
+        row.as_str(),
+    ];
+    for path in paths {
+        let form = [("sure", "yes"), ("path", "defaults.max_attempts"), ("value", "7")];
+        let wrong = Browser { csrf: "wrong".into(), ..admin.clone() };
+        let answer = server.post(&wrong, path, &form);
+        assert!(answer.status == 403 && answer.has("session"), "{path}: {}", answer.body);
+        assert_eq!(server.post(&viewer, path, &form).status, 403, "{path}");
+        assert_eq!(server.post(&Browser::default(), path, &form).status, 303, "{path}: to the log-in");
+    }
+    let operator = server.somebody(Role::Operator).await;
+    let csrf = server.get(&operator, "/channels").csrf().to_owned();
+    let operator = Browser { csrf, ..operator };
+    let form = [("path", "defaults.max_attempts"), ("value", "7")];
+    assert_eq!(server.post(&operator, "/settings", &form).status, 403);
+    let done =
+        server.store().await.audits(&AuditFilter { who: Some("eve".into()), ..AuditFilter::default() }, 50).await;
+    assert!(done.unwrap().iter().all(|record| matches!(record.entry.outcome, AuditOutcome::Refused(_))));
+    assert_eq!(server.state("wait-1").await, "waiting");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn methods_are_paused_and_gates_held() {
+    let server = Server::start().await;
+    let admin = server.admin();
+    let page = server.does(&admin, "/methods/http/pause", &[]);
+    assert!(page.has("http is paused.") && page.has("/methods/http/resume"), "{}", page.body);
+    assert!(!server.does(&admin, "/methods/http/resume", &[]).has("/methods/http/resume"));
+    assert_eq!(server.audits("method.").await.iter().filter(|record| record.entry.target == "http").count(), 2);
+
+    let page = server.get(&admin, "/methods");
+    let worst = page.body.find("host &").or(page.body.find("host &#60;")).expect("the gate that is held");
+    assert!(page.body[worst..].contains("held open: nothing goes through"), "{}", page.body);
+    let lane = Lane::of("x").0;
+    let note = [("note", MARKUP)];
+    let page = server.does(&admin, &format!("/gates/{lane}/hold-closed"), &note);
+    assert!(page.has("held closed: all goes through"), "{}", page.body);
+    server.does(&admin, &format!("/gates/{lane}/release"), &[]);
+    server.does(&admin, &format!("/gates/{lane}/reset"), &[]);
+    let gate = server.store().await.gates().await.unwrap().into_iter().find(|gate| gate.lane.0 == lane).unwrap();
+    assert_eq!(gate.held, None);
+    let audits = server.audits("gate.").await;
+    assert_eq!(audits[2].entry.note.as_deref(), Some(MARKUP));
+    assert_eq!(server.get(&admin, "/gates").header("location"), "/methods#gates");
+    assert_eq!(server.post(&admin, "/gates/nobody/reset", &[]).status, 404);
+    assert_eq!(server.post(&admin, "/methods/http/explode", &[]).status, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn people_act_on_sagas() {
+    let server = Server::start().await;
+    let admin = server.admin();
+    let list = server.get(&admin, "/sagas");
+    let (stuck, others) = (list.body.find("/sagas/stuck-1").unwrap(), list.body.find("/sagas/wait-1").unwrap());
+    assert!(stuck < others, "what needs a person comes first");
+    let only = server.get(&admin, "/sagas?id=wait-&state=waiting");
+    assert!(only.has("/sagas/wait-2") && !only.has("/sagas/stuck-1"), "{}", only.body);
+
+    let page = server.get(&admin, "/sagas/stuck-1");
+    assert_eq!((page.body.matches("class=\"step ").count(), page.has("step undo_failed")), (2, true), "{}", page.body);
+    assert!(page.has("goes back") && page.has("hotel") && page.has("Go forward") && !page.has("Compensate now"));
+    server.does(&admin, "/sagas/stuck-1/resolve", &[("step", "hotel"), ("output", "{\"a\": 1}"), ("note", MARKUP)]);
+    server.until(|| async { server.state("stuck-1").await == "compensated" }).await;
+    let page = server.get(&admin, "/sagas/stuck-1");
+    assert!(!page.has("/sagas/stuck-1/retry") && page.has("It ended: compensated"), "{}", page.body);
+
+    server.does(&admin, "/sagas/wait-1/input", &[("input", "{\"card\": \"other\"}")]);
+    let wrong = server.post(&admin, "/sagas/wait-1/input", &[("input", "{card}")]);
+    assert!(wrong.status == 400 && wrong.has("this is not JSON"), "{}", wrong.body);
+    server.does(&admin, "/sagas/wait-1/signal", &[("signal", "paid"), ("payload", "{\"by\": \"card\"}")]);
+    server.until(|| async { server.state("wait-1").await == "succeeded" }).await;
+    assert!(server.get(&admin, "/sagas/wait-1").has("It was told paid"));
+
+    server.does(&admin, "/sagas/wait-2/cancel", &[("note", "wrong order")]);
+    server.until(|| async { server.state("wait-2").await == "compensated" }).await;
+
+    let asked = server.get(&admin, "/sagas/wait-3/kill");
+    assert!(asked.has("Nothing is undone") && asked.has("<li>hold</li>"), "{}", asked.body);
+    assert_eq!(server.post(&admin, "/sagas/wait-3/kill", &[]).status, 400, "it takes a second word");
+    server.does(&admin, "/sagas/wait-3/kill", &[("sure", "yes"), ("note", MARKUP)]);
+    assert_eq!(server.state("wait-3").await, "killed");
+    assert_eq!(server.post(&admin, "/sagas/nobody/cancel", &[]).status, 404);
+    let actions: Vec<String> = server.audits("saga.").await.into_iter().map(|record| record.entry.action).collect();
+    for action in ["resolve", "edit_input", "cancel", "kill"] {
+        assert!(actions.iter().any(|known| known.contains(action)), "{action}: {actions:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_guarded_tables_are_shown_and_closed() {
+    let server = Server::start().await;
+    let admin = server.admin();
+    let page = server.get(&admin, "/guards");
+    assert!(page.has("not guarded just now") && page.has("no_such_table"), "{}", page.body);
+    let page = server.get(&admin, GUARD);
+    assert!(page.has("/rows/10\"") && page.has("/rows/13\"") && !page.has("/rows/11\""), "{}", page.body);
+    assert!(server.get(&admin, &format!("{GUARD}?status=4000")).has("/rows/11\""));
+    let row = format!("{GUARD}/rows/10");
+    assert!(server.get(&admin, &row).has("They are told again at 2099-01-01 00:00:00"));
+    let page = server.does(&admin, &format!("{row}/success"), &[]);
+    assert!(page.has("2002 mended by people") && page.has("SUCCESS") && !page.has("/success\""), "{}", page.body);
+    assert_eq!(server.audits("guard.").await[0].entry.target, "bills <b>x</b> 10");
+    assert_eq!(server.get(&admin, &format!("{GUARD}/rows/99")).status, 404);
+    assert_eq!(server.get(&admin, "/guards/nobody").status, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_setting_is_looked_at_before_it_is_saved() {
+    let server = Server::start().await;
+    let admin = server.admin();
+    let change = "/settings/change?path=engine.scan_interval";
+    let page = server.get(&admin, &format!("{change}&value=2s"));
+    assert!(page.has("5s</del>") && page.has("2s</ins>") && page.has("id=\"save\""), "{}", page.body);
+    for (value, why) in [("0s", "scan_interval"), ("soon", "scan_interval"), ("5s", "so already")] {
+        let page = server.get(&admin, &format!("{change}&value={value}"));
+        assert!(page.has("role=\"alert\"") && page.has(why) && !page.has("id=\"save\""), "{value}: {}", page.body);
+    }
+    let page = server.get(&admin, "/settings/change?path=engine.lease&value=1m");
+    assert!(page.has("belong into the file"), "{}", page.body);
+
+    let form = [("path", "engine.scan_interval"), ("value", "2s"), ("was", "")];
+    let page = server.does(&admin, "/settings", &form);
+    assert!(page.has("set by"), "{}", page.body);
+    assert_eq!(server.post(&admin, "/settings", &form).status, 409, "somebody has set it since");
+    let wrong = [("path", "engine.scan_interval"), ("value", "0s"), ("was", "\"2s\"")];
+    assert_eq!(server.post(&admin, "/settings", &wrong).status, 422);
+    let page = server.get(&admin, &format!("{change}&unset=yes"));
+    assert!(page.has("2s</del>") && page.has("as the file says</ins>"), "{}", page.body);
+    server.does(&admin, "/settings", &[("path", "engine.scan_interval"), ("unset", "yes"), ("was", "\"2s\"")]);
+    let audits = server.audits("settings.").await;
+    assert_eq!(
+        audits.iter().map(|record| record.entry.action.as_str()).collect::<Vec<_>>(),
+        ["settings.unset", "settings.set"]
+    );
+    assert_eq!((&audits[1].entry.before, &audits[1].entry.after), (&None, &Some(json!("2s"))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn channels_are_tried_and_the_audit_is_read_page_by_page() {
+    let server = Server::start().await;
+    let admin = server.admin();
+    assert!(server.does(&admin, "/channels/works/test", &[]).has("works has taken the test message."));
+    let failed = server.post(&admin, "/channels/fails/test", &[]);
+    assert!(failed.status == 502 && failed.has("was not taken by fails") && failed.has("500"), "{}", failed.body);
+    assert!(!failed.has("<script>alert"), "{}", failed.body);
+    assert_eq!(server.post(&admin, "/channels/nobody/test", &[]).status, 404);
+    let audits = server.audits("channel.test").await;
+    assert_eq!(
+        audits.iter().map(|record| record.entry.after.as_ref().unwrap()["taken"] == true).collect::<Vec<_>>(),
+        [false, true]
+    );
+
+    let store = server.store().await;
+    for n in 0..60 {
+        let entry = redrive::store::AuditEntry::new("eve", "test.page", format!("target-{n}"));
+        store.audit(&entry, store.now().await.unwrap()).await.unwrap();
+    }
+    let page = server.get(&admin, "/audit?who=eve&action=test.");
+    assert!(page.has("target-59") && !page.has("target-9<"), "{}", page.body);
+    let next = page
+        .body
+        .split("rel=\"next\" href=\"")
+        .nth(1)
+        .unwrap()
+        .split('"')
+        .next()
+        .unwrap()
+        .replace("&amp;", "&")
+        .replace("&#38;", "&");
+    let rest = server.get(&admin, &next);
+    assert!(rest.has("target-9<") && !rest.has("target-59") && !rest.has("rel=\"next\""), "{}", rest.body);
+    assert!(!server.get(&admin, "/audit?before=2020-01-01T00:00").has("target-59"));
+    assert_eq!(server.get(&admin, "/audit?from=yesterday").status, 400);
+}
