@@ -413,7 +413,7 @@ impl Builder {
             ended: AtomicBool::new(false),
             services: Mutex::default(),
         });
-        shared.begin().await?;
+        shared.become_a_node().await?;
         watcher.into_iter().for_each(|watcher| _ = lock(&shared.services).spawn(live::run(shared.clone(), watcher)));
         Ok(Engine(shared))
     }
@@ -589,7 +589,7 @@ pub struct Stats {
 }
 
 impl Shared {
-    async fn begin(self: &Arc<Self>) -> Result<()> {
+    async fn become_a_node(self: &Arc<Self>) -> Result<()> {
         self.sagas.belongs_to(self);
         self.join().await?;
         metrics::counter!("redrive_fenced").increment(0); // there from the start, so that the first one is an increase
