@@ -5,8 +5,8 @@
 //! ```
 //!
 //! *State.* `redrive_saga` has a row for each saga: its definition, its input, how it stands, and `seq`, the number of its last event.
-//! `redrive_saga_event` is its journal. Nothing else is remembered: how far a saga is follows from its journal ([`State`]), and what is to
-//! be done next follows from that ([`plan`]), both without any I/O.
+//! `redrive_saga_event` is its journal. Nothing else is remembered: how far a saga is follows from its journal (`state.rs`), and what is to
+//! be done next follows from that (`plan.rs`), both without any I/O.
 //!
 //! *Invariants.* Every run, undo and confirmation of a step is a task of the engine, and is in the journal before it is one: both are
 //! written in one transaction, which moves the row from one `seq` to the next by compare-and-set. Of two who want to write at once

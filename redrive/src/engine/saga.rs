@@ -99,7 +99,7 @@ impl Desk {
 }
 
 impl Builder {
-    /// Runs the steps of this saga, and lets it be [started](super::sagas::Sagas::start) by its name.
+    /// Runs the steps of this saga, and lets it be [started](crate::saga::Sagas::start) by its name.
     pub fn saga<I>(mut self, saga: Saga<I>) -> Self {
         for (method, (runner, options)) in saga.runners {
             self = self.runner(method, options, runner);
