@@ -170,8 +170,8 @@ impl Run for Command {
 
 impl Which {
     async fn act(self, api: &Api, out: Out, mut act: Value) -> anyhow::Result<()> {
-        if let Some(note) = self.note {
-            act["note"] = note.into();
+        if let (Some(note), Some(act)) = (self.note, act.as_object_mut()) {
+            act.insert("note".into(), note.into());
         }
         let body = json!({
             "ids": self.ids, "state": self.all_of_state, "name": self.all_of_name, "dry_run": self.dry_run, "act": act,

@@ -98,7 +98,7 @@ struct Target {
 
 pub(super) async fn show(State(app): State<App>, visit: Visit) -> Answer<Response> {
     let (f, now) = (visit.frame, app.clock.now());
-    let (methods, gates) = (cluster::all_methods(&app).await?, app.store.gates().await?);
+    let (methods, gates) = (Box::pin(cluster::all_methods(&app)).await?, app.store.gates().await?);
     let times = app.metrics.as_ref().map(|metrics| times(&metrics.render())).unwrap_or_default();
     let mut rows: Vec<Row> =
         methods.iter().enumerate().map(|(n, method)| row(n, method, &gates, &times, now, f.w)).collect();

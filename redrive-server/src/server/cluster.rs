@@ -70,7 +70,7 @@ pub(crate) struct PausedShown {
 /// List methods
 #[utoipa::path(get, path = "/methods", tag = "cluster", responses((status = 200, body = Methods)))]
 async fn methods(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<Methods>> {
-    Ok(Shows(Methods { methods: all_methods(&app).await? }))
+    Ok(Shows(Methods { methods: Box::pin(all_methods(&app)).await? }))
 }
 
 /// Those that have tasks or dead letters, are paused, or are handled by a node.

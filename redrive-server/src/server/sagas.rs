@@ -33,7 +33,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 #[serde(deny_unknown_fields)]
 struct NewSaga {
     /// Its id, the caller's: who starts it again with the same input is given what is there.
-    #[schema(min_length = 1, max_length = 255)]
+    #[schema(min_length = 1, max_length = 100)]
     id: String,
     /// What it is about; steps reach it as `{{input.…}}`.
     #[serde(default)]
@@ -217,7 +217,7 @@ pub(crate) fn shown(record: SagaRecord, who: &Caller) -> Answer<SagaShown> {
         let whole = |value: &mut Value| {
             HIDDEN.iter().for_each(|name| {
                 value.get_mut(*name).into_iter().for_each(|value| *value = hidden());
-            })
+            });
         };
         steps.into_iter().flatten().for_each(whole);
         saga.definition.get_mut("compensate_with").into_iter().for_each(whole);
