@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::State;
@@ -116,12 +115,11 @@ impl Redrive {
     /// The saga, once it stands so.
     async fn until(&self, id: &str, state: &str) -> Value {
         let mut last = Value::Null;
-        for _ in 0..600 {
+        for _ in 0..20_000 {
             last = self.ask("GET", &format!("/sagas/{id}"), &Value::Null).await.1;
             if last["state"] == state {
                 return last;
             }
-            std::thread::sleep(Duration::from_millis(50));
         }
         panic!("{id} does not become {state}: {last:#}");
     }
