@@ -274,7 +274,8 @@ fn rates(moments: &[Moment], from: Timestamp, minutes: u32, said: &str) -> Html 
 fn backlog(moments: &[Moment], from: Timestamp, said: &str) -> Html {
     let mut last = 0;
     let mut points = Vec::new();
-    for step in steps(moments, from, 10) {
+    let with_the_last = from + Duration::from_secs(600); // how many wait is known before a step is over
+    for step in steps(moments, with_the_last, 10) {
         last = step.map_or(0, |step| step.waiting.unwrap_or(last));
         points.push(last as f64);
     }

@@ -84,7 +84,9 @@ impl Recorder {
         let mut due = Vec::new();
         if minute != self.minute {
             due.extend(self.fresh(counts, None)); // what came after it was last written
-            (self.minute, self.base, self.written) = (minute, counts, Counts::default());
+            // What was counted before the first look is of the first minute.
+            let base = if self.minute == Timestamp::EPOCH { Counts::default() } else { counts };
+            (self.minute, self.base, self.written) = (minute, base, Counts::default());
         }
         due.extend(self.fresh(counts, seen));
         due
@@ -148,6 +150,13 @@ mod tests {
         assert_eq!(enqueued(&recorder.due(tally.counts(), None, at(75))), [(at(0), 3)], "the minute before, whole");
         tally.add([Signal::Enqueued].into_iter());
         assert_eq!(enqueued(&recorder.due(tally.counts(), None, at(90))), [(at(60), 1)]);
+    }
+
+    #[test]
+    fn what_was_counted_before_the_first_look_is_not_lost() {
+        let (tally, mut recorder) = (Tally::default(), Recorder::default());
+        tally.add([Signal::Enqueued, Signal::Enqueued].into_iter());
+        assert_eq!(enqueued(&recorder.due(tally.counts(), None, at(15))), [(at(0), 2)]);
     }
 
     #[test]
