@@ -144,7 +144,7 @@ pub(super) async fn test(State(app): State<App>, Path(name): Path<String>, act: 
     let channel = channel.ok_or_else(|| Problem::not_found("channel", &name))?;
     let only = NotifyConfig { channels: [(name.clone(), channel)].into(), ..NotifyConfig::default() };
     let error = only.send_test().await.into_iter().find_map(|(_, sent)| sent.err()).map(|e| e.to_string());
-    let mut entry = AuditEntry::new(&*act.visit.who.name, "channel.test", &*name);
+    let mut entry = AuditEntry::new(&act.visit.who.name, "channel.test", &*name);
     entry.after = Some(json!({ "taken": error.is_none(), "error": error }));
     app.store.audit(&entry, Clock::system().now()).await?;
     let frame = act.visit.frame;

@@ -170,7 +170,7 @@ impl Visit {
         }
         let path = self.frame.here.split('?').next().unwrap_or_default();
         let why = format!("{path} takes {}, the token is of a {}", wanted.as_str(), self.who.role.as_str());
-        let entry = AuditEntry::new(&*self.who.name, "console.get", path).refused(&*why);
+        let entry = AuditEntry::new(&self.who.name, "console.get", path).refused(&why);
         app.store.audit(&entry, app.clock.now()).await?;
         Err(Problem::new(StatusCode::FORBIDDEN, "not_allowed", why))
     }

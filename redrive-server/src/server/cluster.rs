@@ -70,7 +70,7 @@ pub(crate) struct PausedShown {
 /// List methods
 #[utoipa::path(get, path = "/methods", tag = "cluster", responses((status = 200, body = Methods)))]
 async fn methods(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<Methods>> {
-    Ok(Shows(Methods { methods: all_methods(&app).await? }))
+    Ok(Shows(Methods { methods: Box::pin(all_methods(&app)).await? }))
 }
 
 /// Those that have tasks or dead letters, are paused, or are handled by a node.
@@ -127,7 +127,7 @@ async fn pause(
     Operator(who): Operator,
     MethodName(method): MethodName,
 ) -> Answer<Shows<Changed>> {
-    Ok(Shows(Changed { changed: set_paused(&app, &method, true, &who.name).await? }))
+    Ok(Shows(Changed { changed: set_paused(&app, &method, true, &who.name, None).await? }))
 }
 
 /// Resume a method
@@ -138,18 +138,24 @@ async fn resume(
     Operator(who): Operator,
     MethodName(method): MethodName,
 ) -> Answer<Shows<Changed>> {
-    Ok(Shows(Changed { changed: set_paused(&app, &method, false, &who.name).await? }))
+    Ok(Shows(Changed { changed: set_paused(&app, &method, false, &who.name, None).await? }))
 }
 
 /// Pauses or resumes a method: at once on this node, if it is one. `false`: it was so already.
-pub(crate) async fn set_paused(app: &App, method: &str, paused: bool, by: &str) -> redrive::Result<bool> {
-    let (by, now) = (Some(by), app.clock.now());
-    match (&app.engine, paused) {
-        (Some(engine), true) => engine.pause(method, by).await,
-        (Some(engine), false) => engine.resume(method, by).await,
-        (None, true) => app.store.pause(method, by, now).await,
-        (None, false) => app.store.resume(method, by, now).await,
+pub(crate) async fn set_paused(
+    app: &App,
+    method: &str,
+    paused: bool,
+    by: &str,
+    note: Option<&str>,
+) -> redrive::Result<bool> {
+    let (acting, now) = (app.store.acting(by)?, app.clock.now());
+    let acting = note.map_or(acting, |note| acting.noting(note));
+    let changed = if paused { acting.pause(method, now).await? } else { acting.resume(method, now).await? };
+    if let Some(engine) = &app.engine {
+        engine.follow_people().await?;
     }
+    Ok(changed)
 }
 
 #[derive(Debug, Serialize, ToSchema)]

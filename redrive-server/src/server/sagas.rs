@@ -214,7 +214,7 @@ pub(crate) fn shown(record: SagaRecord, who: &Caller) -> Answer<SagaShown> {
         let whole = |value: &mut Value| {
             ["spec", "output", "payload", "input"].iter().for_each(|name| {
                 value.get_mut(*name).into_iter().for_each(|value| *value = hidden());
-            })
+            });
         };
         steps.into_iter().flatten().for_each(whole);
         saga.definition.get_mut("compensate_with").into_iter().for_each(whole);
