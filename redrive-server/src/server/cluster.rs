@@ -75,7 +75,13 @@ async fn methods(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<Meth
 
 /// Those that have tasks or dead letters, are paused, or are handled by a node.
 pub(crate) async fn all_methods(app: &App) -> Answer<Vec<MethodShown>> {
-    let (overview, paused, nodes) = tokio::try_join!(app.store.overview(), app.store.paused(), app.store.nodes())?;
+    let overview = app.store.overview().await?;
+    methods_of(app, overview).await
+}
+
+/// The same by what was counted before.
+pub(crate) async fn methods_of(app: &App, overview: Overview) -> Answer<Vec<MethodShown>> {
+    let (paused, nodes) = tokio::try_join!(app.store.paused(), app.store.nodes())?;
     let live: Vec<Node> = nodes.into_iter().filter(|n| !n.dead && !n.leaving).collect();
     let mut methods: Vec<MethodShown> = overview.methods.into_iter().map(MethodShown::from).collect();
     let others = paused.iter().map(|p| &p.method).chain(live.iter().flat_map(|n| &n.registration.methods));
