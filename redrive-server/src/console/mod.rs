@@ -158,7 +158,7 @@ pub(crate) async fn no_such_page(State(app): State<App>, frame: Frame, request: 
     let (parts, _) = request.into_parts();
     let problem = no_such_route(parts.uri.clone()).await.into_response();
     match takes_html(&parts.headers) && !parts.uri.path().starts_with("/api/") {
-        true => dressed(frame.of_whom(&app, &parts).await, problem),
+        true => dressed(&frame.of_whom(&app, &parts).await, problem),
         false => problem,
     }
 }
@@ -171,7 +171,7 @@ fn takes_html(headers: &HeaderMap) -> bool {
 async fn dress(State(app): State<App>, frame: Frame, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let frame = frame.of_whom(&app, &parts).await;
-    dressed(frame, next.run(Request::from_parts(parts, body)).await)
+    dressed(&frame, next.run(Request::from_parts(parts, body)).await)
 }
 
 #[derive(Template)]
@@ -183,7 +183,7 @@ struct Sorry {
     problem: Problem,
 }
 
-fn dressed(frame: Frame, response: Response) -> Response {
+fn dressed(frame: &Frame, response: Response) -> Response {
     let status = response.status();
     let mut response = match response.extensions().get::<Problem>().cloned() {
         Some(problem) => {
