@@ -370,14 +370,21 @@ async fn nothing_is_done_for_other_sites_or_for_viewers() {
 async fn methods_are_paused_and_gates_held() {
     let server = Server::start().await;
     let admin = server.admin();
-    let page = server.does(&admin, "/methods/http/pause", &[]);
+    let page = server.does(&admin, "/methods/http/pause", &[("note", MARKUP)]);
     assert!(page.has("http is paused.") && page.has("/methods/http/resume"), "{}", page.body);
     assert!(!server.does(&admin, "/methods/http/resume", &[]).has("/methods/http/resume"));
-    assert_eq!(server.audits("method.").await.iter().filter(|record| record.entry.target == "http").count(), 2);
+    let audits = server.audits("method.").await;
+    assert_eq!(audits.iter().filter(|record| record.entry.target == "http").count(), 2);
+    assert_eq!(audits[1].entry.note.as_deref(), Some(MARKUP));
 
+    let (store, host) = (server.store().await, Lane::part("http", "down.example"));
+    let now = store.now().await.unwrap();
+    store.make_gate(host, "down.example", now).await.unwrap();
+    store.act_on_gate(host, GateAction::Hold(Hold::Open), "test", None, now).await.unwrap();
     let page = server.get(&admin, "/methods");
-    let worst = page.body.find("host &").or(page.body.find("host &#60;")).expect("the gate that is held");
-    assert!(page.body[worst..].contains("held open: nothing goes through"), "{}", page.body);
+    assert!(page.has("gates not closed: 1"), "{}", page.body);
+    let gate = page.body.find("host &").expect("the gate that is held");
+    assert!(page.body[gate..].contains("held open: nothing goes through"), "{}", page.body);
     let lane = Lane::of("x").0;
     let note = [("note", MARKUP)];
     let page = server.does(&admin, &format!("/gates/{lane}/hold-closed"), &note);

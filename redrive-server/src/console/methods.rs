@@ -118,12 +118,12 @@ pub(super) async fn gates_are_there(_: Visit) -> Redirect {
 }
 
 fn row(n: usize, of: &MethodShown, gates: &[Gate], times: &Times, now: Timestamp, w: &Words) -> Row {
-    let gate = gates.iter().find(|gate| gate.lane == Lane::of(&of.method));
+    let (open, held) = gates_of(&of.method, gates);
     let oldest = of.oldest_due.filter(|due| *due <= now);
     let is_late = oldest.is_some_and(|due| now.since(due) >= LATE);
     let has_tasks = of.tasks.n > 0;
     let worst = match () {
-        () if gate.is_some_and(|gate| gate.effective() != GateState::Closed) => Worst::Gate,
+        () if open > 0 => Worst::Gate,
         () if of.nodes == 0 && has_tasks => Worst::Unhandled,
         () if of.paused.is_some() => Worst::Paused,
         () if is_late => Worst::Late,
@@ -131,8 +131,10 @@ fn row(n: usize, of: &MethodShown, gates: &[Gate], times: &Times, now: Timestamp
         () => Worst::Nothing,
     };
     let mut states: Vec<Html> = of.paused.iter().map(|paused| paused_tag(paused, w)).collect();
-    states
-        .extend(gate.filter(|gate| gate.effective() != GateState::Closed || gate.held.is_some()).map(|g| state(g, w)));
+    states.extend(held.map(|gate| state(gate, w)));
+    let parts = open - usize::from(held.is_some_and(|gate| gate.effective() != GateState::Closed));
+    let parts_open = || tag("bad", &fill(w.gates_open_n, &[&parts]));
+    states.extend((parts > 0).then(|| Html(format!("<a href=\"#gates\">{}</a>", parts_open()))));
     states.extend((of.nodes == 0 && has_tasks).then(|| tag("bad", w.nobody_handles)));
     states.extend((of.nodes > 0).then(|| Html(html::escape(&fill(w.on_n_nodes, &[&of.nodes])))));
     Row {
@@ -155,6 +157,16 @@ fn row(n: usize, of: &MethodShown, gates: &[Gate], times: &Times, now: Timestamp
 fn paused_tag(paused: &cluster::PausedShown, w: &Words) -> Html {
     let by = paused.by.as_ref().map(|by| format!(" · {}", html::escape(&fill(w.by, &[by])))).unwrap_or_default();
     Html(format!("{} {}{by}", tag("warn", w.is_paused), html::ago(paused.since)))
+}
+
+/// How many gates of a method are not closed, and the one that is its own if that is held or not closed. Hosts of HTTP tasks have a
+/// gate each.
+fn gates_of<'g>(method: &str, gates: &'g [Gate]) -> (usize, Option<&'g Gate>) {
+    let is_own = |gate: &&Gate| gate.lane == Lane::of(method);
+    let is_of = |gate: &&Gate| is_own(gate) || gate.lane == Lane::part(method, &gate.name);
+    let is_open = |gate: &&Gate| gate.effective() != GateState::Closed;
+    let open = gates.iter().filter(is_of).filter(is_open).count();
+    (open, gates.iter().find(is_own).filter(|gate| is_open(gate) || gate.held.is_some()))
 }
 
 /// What the settings say of a method or a target, one field each. A gate's is long, and shown where the gate is.
@@ -219,7 +231,8 @@ fn known_gate(gate: &Gate, tallies: &[Tally], w: &Words) -> GateRow {
         class: if effective == GateState::Closed { "" } else { "bad" },
         why: gate.why.clone().unwrap_or_default(),
         facts,
-        tallies: in_words(tallies, w),
+        // While it is open or held nothing is counted.
+        tallies: if gate.state == GateState::Closed && gate.held.is_none() { in_words(tallies, w) } else { Vec::new() },
         is_held: gate.held.is_some(),
         is_known: true,
     }
@@ -290,9 +303,19 @@ pub(super) async fn act(
         "resume" => (false, Said::MethodResumed),
         other => return Err(Problem::not_found("action", other)),
     };
-    cluster::set_paused(&app, &method, paused, &act.visit.who.name).await?;
+    let note = note(&act)?;
+    cluster::set_paused(&app, &method, paused, &act.visit.who.name, note).await?;
     app.wake();
     Ok(act.visit.frame.go("/methods", said, &method))
+}
+
+fn note(act: &Act) -> Answer<Option<&str>> {
+    match act.fields.get("note") {
+        Some(note) if note.len() > 1000 => {
+            Err(Problem::new(StatusCode::BAD_REQUEST, "not_understood", "note: is too long"))
+        }
+        note => Ok(note),
+    }
 }
 
 /// Holds, releases or resets.
@@ -308,10 +331,7 @@ pub(super) async fn act_on_gate(
         "reset" => (GateAction::Reset, Said::GateReset),
         other => return Err(Problem::not_found("action", other)),
     };
-    let note = act.fields.get("note");
-    if note.is_some_and(|note| note.len() > 1000) {
-        return Err(Problem::new(StatusCode::BAD_REQUEST, "not_understood", "note: is too long"));
-    }
+    let note = note(&act)?;
     let lane = gates::find(&app, &gate, matches!(doing, GateAction::Hold(_))).await?;
     let changed = gates::act(&app, lane, doing, &act.visit.who.name, note).await?;
     app.wake();

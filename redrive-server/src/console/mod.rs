@@ -87,27 +87,6 @@ pub(crate) struct Memory {
     groups: Kept<DeadGroups>,
 }
 
-/// Paths that are taken, for who has routes of their own.
-pub(crate) const PATHS: [&str; 17] = [
-    "/",
-    "/login",
-    "/logout",
-    "/preferences",
-    "/tasks",
-    "/tasks/bulk",
-    "/dead",
-    "/dead/bulk",
-    "/methods",
-    "/gates",
-    "/sagas",
-    "/guards",
-    "/nodes",
-    "/settings",
-    "/settings/change",
-    "/audit",
-    "/channels",
-];
-
 /// The pages of the menu, in their order.
 fn menu(f: &Frame) -> Vec<(&'static str, &'static str)> {
     let mut pages = vec![
@@ -164,6 +143,27 @@ pub(crate) fn routes(app: &App, limit: Duration) -> Router<App> {
     let pages = quick.merge(patient).layer(from_fn_with_state(app.clone(), dress));
     pages.route("/assets/{version}/{name}", get(assets::serve))
 }
+
+/// Paths that are taken, for who has routes of their own.
+pub(crate) const PATHS: [&str; 17] = [
+    "/",
+    "/login",
+    "/logout",
+    "/preferences",
+    "/tasks",
+    "/tasks/bulk",
+    "/dead",
+    "/dead/bulk",
+    "/methods",
+    "/gates",
+    "/sagas",
+    "/guards",
+    "/nodes",
+    "/settings",
+    "/settings/change",
+    "/audit",
+    "/channels",
+];
 
 /// A page that there is not; programs are told as everywhere.
 pub(crate) async fn no_such_page(State(app): State<App>, frame: Frame, request: Request) -> Response {

@@ -406,6 +406,7 @@ words! {
     nobody_handles: "no live node handles it", "没有在线节点处理";
     on_n_nodes: "nodes: {0}", "节点：{0}";
     gates: "Gates", "闸门";
+    gates_open_n: "gates not closed: {0}", "未关闭的闸门：{0}";
     no_gates: "No gate has opened yet. A gate holds a method or host back while it is down; HTTP tasks have one for each host, methods if they ask for it:",
         "尚无闸门打开过。闸门在方法或主机故障时暂停其任务；HTTP 任务按主机自动设置，方法需在配置中开启：";
     gate_closed: "closed: all goes through", "关闭：全部放行";

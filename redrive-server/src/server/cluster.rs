@@ -75,7 +75,13 @@ async fn methods(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<Meth
 
 /// Those that have tasks or dead letters, are paused, or are handled by a node.
 pub(crate) async fn all_methods(app: &App) -> Answer<Vec<MethodShown>> {
-    let (overview, paused, nodes) = tokio::try_join!(app.store.overview(), app.store.paused(), app.store.nodes())?;
+    let overview = app.store.overview().await?;
+    methods_of(app, overview).await
+}
+
+/// The same by what was counted before.
+pub(crate) async fn methods_of(app: &App, overview: Overview) -> Answer<Vec<MethodShown>> {
+    let (paused, nodes) = tokio::try_join!(app.store.paused(), app.store.nodes())?;
     let live: Vec<Node> = nodes.into_iter().filter(|n| !n.dead && !n.leaving).collect();
     let mut methods: Vec<MethodShown> = overview.methods.into_iter().map(MethodShown::from).collect();
     let others = paused.iter().map(|p| &p.method).chain(live.iter().flat_map(|n| &n.registration.methods));
@@ -127,7 +133,7 @@ async fn pause(
     Operator(who): Operator,
     MethodName(method): MethodName,
 ) -> Answer<Shows<Changed>> {
-    Ok(Shows(Changed { changed: set_paused(&app, &method, true, &who.name).await? }))
+    Ok(Shows(Changed { changed: set_paused(&app, &method, true, &who.name, None).await? }))
 }
 
 /// Resume a method
@@ -138,18 +144,24 @@ async fn resume(
     Operator(who): Operator,
     MethodName(method): MethodName,
 ) -> Answer<Shows<Changed>> {
-    Ok(Shows(Changed { changed: set_paused(&app, &method, false, &who.name).await? }))
+    Ok(Shows(Changed { changed: set_paused(&app, &method, false, &who.name, None).await? }))
 }
 
 /// Pauses or resumes a method: at once on this node, if it is one. `false`: it was so already.
-pub(crate) async fn set_paused(app: &App, method: &str, paused: bool, by: &str) -> redrive::Result<bool> {
-    let (by, now) = (Some(by), app.clock.now());
-    match (&app.engine, paused) {
-        (Some(engine), true) => engine.pause(method, by).await,
-        (Some(engine), false) => engine.resume(method, by).await,
-        (None, true) => app.store.pause(method, by, now).await,
-        (None, false) => app.store.resume(method, by, now).await,
+pub(crate) async fn set_paused(
+    app: &App,
+    method: &str,
+    paused: bool,
+    by: &str,
+    note: Option<&str>,
+) -> redrive::Result<bool> {
+    let (acting, now) = (app.store.acting(by)?, app.clock.now());
+    let acting = note.map_or(acting, |note| acting.noting(note));
+    let changed = if paused { acting.pause(method, now).await? } else { acting.resume(method, now).await? };
+    if let Some(engine) = &app.engine {
+        engine.follow_people().await?;
     }
+    Ok(changed)
 }
 
 #[derive(Debug, Serialize, ToSchema)]

@@ -534,6 +534,11 @@ impl Engine {
         Ok(done)
     }
 
+    /// Takes up at once what people have paused, resumed or set in the store; otherwise that is at the next beat.
+    pub async fn follow_people(&self) -> Result<()> {
+        self.0.follow_people().await
+    }
+
     /// Gives a task another policy.
     pub async fn edit_policy(&self, id: TaskId, policy: &Arc<Policy>, by: Option<&str>) -> Result<()> {
         self.0.store.edit_policy(id, policy, by, self.0.clock.now()).await

@@ -120,6 +120,16 @@ impl<'s> Acting<'s> {
         self.store.change_letter(id, remind::take_over(id, owner, now), &record, now).await
     }
 
+    /// See [`Store::pause`].
+    pub async fn pause(self, method: &str, now: Timestamp) -> Result<bool> {
+        self.store.pause_noting(method, Some(self.who), self.note, now).await
+    }
+
+    /// See [`Store::resume`].
+    pub async fn resume(self, method: &str, now: Timestamp) -> Result<bool> {
+        self.store.resume_noting(method, Some(self.who), self.note, now).await
+    }
+
     async fn task(&self, id: TaskId) -> Result<Task> {
         self.store.get(id).await?.ok_or_else(|| not_found(id))
     }

@@ -64,6 +64,17 @@ pub(super) fn read_paused(row: &Row) -> sqlx::Result<Paused> {
 impl Store {
     /// Holds a method's tasks back, on all nodes, until it is resumed. What runs goes on. `false`: it was paused already.
     pub async fn pause(&self, method: &str, by: Option<&str>, now: Timestamp) -> Result<bool> {
+        self.pause_noting(method, by, None, now).await
+    }
+
+    /// The same; what they said about it is in the audit.
+    pub(super) async fn pause_noting(
+        &self,
+        method: &str,
+        by: Option<&str>,
+        note: Option<&str>,
+        now: Timestamp,
+    ) -> Result<bool> {
         let sql = match self.dialect() {
             Dialect::MySql => {
                 "INSERT IGNORE INTO redrive_setting (name, version, updated_at, updated_by, value) VALUES (?, 1, ?, ?, ?)"
@@ -74,38 +85,37 @@ impl Store {
             }
         };
         let paused = query(sql).bind(setting(method)).bind(now).bind(by).bind(method);
-        self.set_pause("pause", method, by, paused, now).await
+        self.set_pause(AuditEntry::new(by.unwrap_or("unknown"), "method.pause", method).noting(note), paused, now).await
     }
 
     /// Lets a method's tasks run again. `false`: it was not paused.
     pub async fn resume(&self, method: &str, by: Option<&str>, now: Timestamp) -> Result<bool> {
-        let resumed = query("DELETE FROM redrive_setting WHERE name = ?").bind(setting(method));
-        self.set_pause("resume", method, by, resumed, now).await
+        self.resume_noting(method, by, None, now).await
     }
 
-    async fn set_pause(
+    /// The same; what they said about it is in the audit.
+    pub(super) async fn resume_noting(
         &self,
-        action: &str,
         method: &str,
         by: Option<&str>,
-        change: super::db::Query<'_>,
+        note: Option<&str>,
         now: Timestamp,
     ) -> Result<bool> {
-        let entry = AuditEntry::new(by.unwrap_or("unknown"), &format!("method.{action}"), method);
+        let resumed = query("DELETE FROM redrive_setting WHERE name = ?").bind(setting(method));
+        self.set_pause(AuditEntry::new(by.unwrap_or("unknown"), "method.resume", method).noting(note), resumed, now)
+            .await
+    }
+
+    async fn set_pause(&self, entry: AuditEntry, change: super::db::Query<'_>, now: Timestamp) -> Result<bool> {
+        let doing = format!("{} {}", entry.action, entry.target);
         let record = self.record(entry, now);
-        retrying!(
-            self.pools(),
-            Use::Write,
-            Scope::Transaction,
-            &format!("{action} of the method {method}"),
-            |c, tried| {
-                if c.execute(change.clone()).await? == 0 {
-                    return Ok(tried > 0); // our earlier try, whose answer was lost
-                }
-                record.write(c, now).await?;
-                Ok(true)
+        retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, tried| {
+            if c.execute(change.clone()).await? == 0 {
+                return Ok(tried > 0); // our earlier try, whose answer was lost
             }
-        )
+            record.write(c, now).await?;
+            Ok(true)
+        })
     }
 
     /// The methods that are paused, by name.

@@ -200,6 +200,11 @@ async fn pauses_are_recorded(db: Db) {
     let seen: Vec<_> = audit(&db).await.into_iter().map(|a| (a.entry.who, a.entry.action, a.entry.target)).collect();
     let record = |who: &str, action: &str| (who.to_owned(), action.to_owned(), "m".to_owned());
     assert_eq!(seen, [record("unknown", "method.resume"), record("ada", "method.pause")]);
+    let eve = db.store.acting("eve").unwrap().noting("they move");
+    assert!(eve.pause("m", later(2)).await.unwrap() && !eve.pause("m", later(2)).await.unwrap());
+    assert_eq!((last(&db).await.note.as_deref(), &*last(&db).await.who), (Some("they move"), "eve"));
+    assert!(eve.resume("m", later(3)).await.unwrap());
+    assert_eq!((&*last(&db).await.action, last(&db).await.note.as_deref()), ("method.resume", Some("they move")));
 }
 
 /// Each write is committed and its answer lost: it is tried again, and is there once.
