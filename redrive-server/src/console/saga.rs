@@ -260,7 +260,9 @@ pub(super) async fn ask_kill(State(app): State<App>, visit: Visit, Path(id): Pat
     visit.needs(&app, redrive::store::Role::Operator).await?;
     let shown = sagas::shown(find(&app, &id).await?, &visit.who)?;
     let f = visit.frame;
-    let happened = |step: &&StepShown| !matches!(step.state, "pending" | "undone" | "skipped" | "refused");
+    let waits = |step: &StepShown| matches!(step.kind, "sleep" | "wait_for");
+    let happened =
+        |step: &&StepShown| !waits(step) && !matches!(step.state, "pending" | "undone" | "skipped" | "refused");
     let page = Kill {
         stays: shown.steps.iter().filter(happened).map(|step| step.name.clone()).collect(),
         act: format!("/sagas/{}", segment(&id)),
