@@ -1,8 +1,9 @@
 //! Sagas: starting them, looking at them, telling them something, and what people do about one or many.
 
 use axum::Json as Shows;
-use axum::extract::{Path, State};
+use axum::extract::{FromRequestParts, Path, State};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use redrive::saga::{Event, Op, SagaState};
 use redrive::store::{Role, SagaFilter, SagaRecord, SagaSummary};
 use redrive::{Engine, Error, Result, Timestamp};
@@ -42,6 +43,19 @@ struct NewSaga {
     /// What it consists of.
     #[schema(value_type = SagaShape)]
     saga: Value,
+}
+
+/// The id of a saga, in the path. No saga has an id with a NUL in it, and PostgreSQL does not take one.
+struct Name(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Name {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Self> {
+        let path = Path::<String>::from_request_parts(parts, state).await;
+        let Path(id) = path.map_err(|e| Problem::new(StatusCode::BAD_REQUEST, "not_understood", e.body_text()))?;
+        if id.contains('\0') { Err(Problem::not_found("saga", id.replace('\0', "\\0"))) } else { Ok(Self(id)) }
+    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -93,7 +107,8 @@ impl OfSagas {
             time.parse::<i64>().map(|ms| (Timestamp::from_millis(ms), id.to_owned())).map_err(|_| wrong())
         });
         let (name, id_prefix) = (self.name.clone(), self.id_prefix.clone());
-        if [&name, &id_prefix].iter().any(|text| text.as_ref().is_some_and(|text| text.contains('\0'))) {
+        let last = after.as_ref().and_then(|after| after.as_ref().ok()).map(|(_, id)| id.clone());
+        if [&name, &id_prefix, &last].iter().any(|text| text.as_ref().is_some_and(|text| text.contains('\0'))) {
             return Err(Error::invalid("name", "must have no NUL"));
         }
         Ok(SagaFilter { state: self.state, name, id_prefix, after: after.transpose()? })
@@ -191,7 +206,7 @@ pub(crate) struct StepShown {
 ///
 /// With its steps and its journal.
 #[utoipa::path(get, path = "/sagas/{id}", tag = "sagas", params(("id" = String, Path)), responses((status = 200, body = SagaShown)))]
-async fn show(State(app): State<App>, Viewer(who): Viewer, Path(id): Path<String>) -> Answer<Shows<SagaShown>> {
+async fn show(State(app): State<App>, Viewer(who): Viewer, Name(id): Name) -> Answer<Shows<SagaShown>> {
     let record = app.store.saga(&id).await?.ok_or_else(|| Problem::not_found("saga", &id))?;
     Ok(Shows(shown(record, &who)?))
 }
@@ -293,7 +308,7 @@ struct Signalled {
 async fn signal(
     State(app): State<App>,
     Operator(who): Operator,
-    Path(id): Path<String>,
+    Name(id): Name,
     Json(told): Json<Signalled>,
 ) -> Answer<StatusCode> {
     app.engine()?.sagas().signal(&id, &told.signal, &told.payload, Some(&who.name)).await?;
@@ -364,7 +379,7 @@ impl Act {
 async fn act(
     State(app): State<App>,
     Operator(who): Operator,
-    Path(id): Path<String>,
+    Name(id): Name,
     Json(act): Json<Act>,
 ) -> Answer<Shows<SagaShown>> {
     act.on(app.engine()?, &id, &who.name).await?;
