@@ -6,20 +6,36 @@
 //!
 //! A condition that cannot be evaluated (a field is missing, types do not fit, it does not give a truth value) is not met: the
 //! attempt has failed and is tried again. Why is logged, since that is mostly a mistake in the condition.
+//!
+//! *Invariants.* Conditions come over the API, so none may be able to end the process or to keep a thread busy for ever. Reading one
+//! takes a stack in proportion to its length, so it is read on a stack of its own and has at most [`LONGEST`] bytes; evaluating
+//! and dropping it takes one in proportion to its depth, which is at most [`DEEPEST`]; and loops within loops, each of which
+//! multiplies the work, are at most [`MOST_LOOPS`].
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
-use cel::{Context, Program, Value};
+use cel::common::ast::{EntryExpr, Expr, IdedEntryExpr};
+use cel::{Context, IdedExpr, Program, Value};
 
+/// The most bytes of a condition.
+pub(crate) const LONGEST: usize = 1_024;
+/// How deep an expression may be within others.
+const DEEPEST: usize = 50;
+/// How many loops (`all`, `exists`, `map`, `filter`) may be within one another.
+const MOST_LOOPS: usize = 2;
+/// Enough for the longest condition, also without optimisation: it takes about 30 KiB a byte then.
+const STACK: usize = 64 << 20;
 /// How many compiled conditions are kept.
 const KEPT: usize = 1_000;
 
 static COMPILED: LazyLock<RwLock<HashMap<String, Arc<Program>>>> = LazyLock::new(RwLock::default);
 
-/// Whether it is CEL; if not, why.
+/// Whether it is a condition; if not, why.
 pub(crate) fn check(cel: &str) -> Result<(), String> {
-    compiled(cel).map(|_| ())
+    let ok = !cel.trim().is_empty() && cel.len() <= LONGEST && !cel.contains('\0');
+    ok.then_some(()).ok_or_else(|| format!("must be an expression of 1 to {LONGEST} bytes"))?;
+    compiled(cel).map(|_| ()).map_err(|why| format!("{cel:?} is not CEL: {why}"))
 }
 
 /// Whether the condition holds for this result.
@@ -81,13 +97,70 @@ fn compiled(cel: &str) -> Result<Arc<Program>, String> {
     if let Some(program) = kept {
         return Ok(program);
     }
-    let program = Arc::new(Program::compile(cel).map_err(|e| e.to_string())?);
+    let program = Arc::new(read(cel)?);
     let mut kept = COMPILED.write().unwrap_or_else(PoisonError::into_inner);
     if kept.len() >= KEPT {
         kept.clear();
     }
     kept.insert(cel.to_owned(), program.clone());
     Ok(program)
+}
+
+/// Reads a condition, on a stack that is large enough.
+fn read(cel: &str) -> Result<Program, String> {
+    if cel.len() > LONGEST {
+        return Err(format!("it is longer than {LONGEST} bytes"));
+    }
+    std::thread::scope(|scope| {
+        let reader = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || {
+            let program = Program::compile(cel).map_err(|e| first_line(&e.to_string()))?;
+            measure(program.expression(), 0, 0)?;
+            Ok(program)
+        });
+        let read = reader.map_err(|e| format!("no thread to read it on: {e}"))?.join();
+        read.unwrap_or_else(|_| Err("it cannot be read".into()))
+    })
+}
+
+/// Of a whole list of mistakes, with the condition below each, the first is enough.
+fn first_line(mistakes: &str) -> String {
+    mistakes.lines().next().unwrap_or_default().trim_start_matches("ERROR: <input>:").to_owned()
+}
+
+/// Whether it is neither too deep nor has too many loops within one another.
+fn measure(expression: &IdedExpr, depth: usize, loops: usize) -> Result<(), String> {
+    if depth > DEEPEST {
+        return Err(format!("expressions are more than {DEEPEST} deep within one another"));
+    }
+    if loops > MOST_LOOPS {
+        return Err(format!("more than {MOST_LOOPS} loops are within one another"));
+    }
+    let below = |parts: &mut dyn Iterator<Item = &IdedExpr>, loops| {
+        for part in parts {
+            measure(part, depth + 1, loops)?;
+        }
+        Ok(())
+    };
+    match &expression.expr {
+        Expr::Unspecified | Expr::Ident(_) | Expr::Literal(_) => Ok(()),
+        Expr::Call(call) => below(&mut call.target.as_deref().into_iter().chain(&call.args), loops),
+        Expr::Select(select) => below(&mut std::iter::once(&*select.operand), loops),
+        Expr::List(list) => below(&mut list.elements.iter(), loops),
+        Expr::Map(map) => below(&mut map.entries.iter().flat_map(parts), loops),
+        Expr::Struct(all) => below(&mut all.entries.iter().flat_map(parts), loops),
+        Expr::Comprehension(all) => {
+            below(&mut [&all.iter_range, &all.accu_init, &all.result].into_iter(), loops)?;
+            below(&mut [&all.loop_cond, &all.loop_step].into_iter(), loops + 1)
+        }
+    }
+}
+
+fn parts(entry: &IdedEntryExpr) -> impl Iterator<Item = &IdedExpr> {
+    let (key, value) = match &entry.expr {
+        EntryExpr::MapEntry(entry) => (Some(&entry.key), &entry.value),
+        EntryExpr::StructField(field) => (None, &field.value),
+    };
+    key.into_iter().chain([value])
 }
 
 #[cfg(test)]
@@ -131,5 +204,47 @@ mod tests {
     fn what_is_not_cel_is_refused() {
         assert!(check("result.code ==").is_err());
         assert!(check("result.code == 200").is_ok());
+    }
+
+    #[test]
+    fn none_ends_the_process_or_goes_on_for_ever() {
+        let repeated = |begin: &str, again: &str, end: &str| {
+            let n = (LONGEST - begin.len() - end.len()) / again.len();
+            format!("{begin}{}{end}", again.repeat(n))
+        };
+        let loops = |n: usize| (0..n).fold("true".to_owned(), |inner, n| format!("result.all(x{n}, {inner})"));
+        let brackets = |open: &str, shut: &str| format!("{}1{}", open.repeat(500), shut.repeat(500));
+        let hostile = [
+            repeated("1", "+1", " > 0"),
+            repeated("result", "[0]", ""),
+            repeated("result", ".a", ""),
+            repeated("", "true ? 1 : ", "1"),
+            brackets("(", ")"),
+            brackets("[", "]"),
+            brackets("{1:", "}"),
+            loops(3),
+            loops(20),
+            "x".repeat(LONGEST + 1),
+        ];
+        for cel in hostile {
+            let said = check(&cel).unwrap_err();
+            assert!(said.len() < 2 * LONGEST && !holds_for_result(&cel, &json!([1])), "{said}");
+        }
+        // What is as large as it may be is evaluated on an ordinary stack.
+        let deepest = format!("1{} > 0", "+1".repeat(DEEPEST - 2));
+        assert!(check(&deepest).is_ok() && holds_for_result(&deepest, &json!(null)));
+        assert!(holds_for_result(&repeated("true", " && true", ""), &json!(null)));
+        assert!(holds_for_result(&loops(2), &json!([1, 2])));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_is_sent_is_read_or_refused(
+            cel in r#"([a-z0-9 .()\[\]{}+*/%<>=!&|?:,"'-]|result|true|1e9|all\(x,|\\u00){0,40}"#
+        ) {
+            if check(&cel).is_ok() {
+                holds_for_result(&cel, &json!({"a": [1, -1, 1.5, "x", null, true]}));
+            }
+        }
     }
 }

@@ -19,6 +19,7 @@ pub(crate) mod auth;
 pub(crate) mod bulk;
 pub(crate) mod cluster;
 mod dead;
+mod door;
 mod enqueue;
 mod events;
 mod filter;
@@ -192,7 +193,7 @@ impl Server {
         guards: Option<Guards>,
         metrics: PrometheusHandle,
     ) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind(address).await.with_context(|| format!("listening on {address}"))?;
+        let listener = door::listen(address).with_context(|| format!("listening on {address}"))?;
         let shared = App::of(engine.store().clone(), (*engine.settings()).clone()).await?;
         let shared = Shared {
             engine: Some(engine),
@@ -209,14 +210,14 @@ impl Server {
     }
 
     /// Answers until `stopped`, then ends what is under way.
-    pub(crate) async fn run(self, stopped: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
+    pub(crate) async fn run(self, stopped: impl Future<Output = ()> + Send) {
         let (limits, stopping) = (self.app.settings.server.clone(), self.app.stopping.clone());
-        let router = router(self.app, &limits).into_make_service_with_connect_info::<SocketAddr>();
+        let router = router(self.app, &limits);
         let stopped = async move {
             stopped.await;
             stopping.cancel(); // streams of events end, too
         };
-        axum::serve(self.listener, router).with_graceful_shutdown(stopped).await.context("serving")
+        door::serve(self.listener, router, &limits, stopped).await;
     }
 }
 

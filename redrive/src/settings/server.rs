@@ -19,6 +19,12 @@ pub struct ServerSettings {
     /// caller waits have no such limit. Default: 30 s.
     #[serde(with = "duration")]
     pub request_timeout: Duration,
+    /// How long a connection may be without a whole request: between two of them, and while the head of one arrives. Default: 75 s.
+    #[serde(with = "duration")]
+    pub idle_timeout: Duration,
+    /// The most connections at once; more of them wait. It takes no more than half of the files that the process may open.
+    /// Default: 10,000.
+    pub max_connections: usize,
     /// The most bytes of a body. Default: 16 MiB.
     pub max_body: usize,
     /// How logs are written. Default: `text`.
@@ -41,6 +47,8 @@ impl Default for ServerSettings {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 7070)),
             request_timeout: Duration::from_secs(30),
+            idle_timeout: Duration::from_secs(75),
+            max_connections: 10_000,
             max_body: 16 * 1024 * 1024,
             log: LogFormat::default(),
         }
@@ -50,8 +58,13 @@ impl Default for ServerSettings {
 impl ServerSettings {
     pub(super) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        duration::check(self.request_timeout, "request_timeout", &mut problems);
-        problems.require(!self.request_timeout.is_zero(), "request_timeout", || "must be more than nothing".into());
+        for (limit, name) in [(self.request_timeout, "request_timeout"), (self.idle_timeout, "idle_timeout")] {
+            duration::check(limit, name, &mut problems);
+            problems.require(!limit.is_zero(), name, || "must be more than nothing".into());
+        }
+        problems.require((1..=1_000_000).contains(&self.max_connections), "max_connections", || {
+            "must be from 1 to 1,000,000".into()
+        });
         problems.require((1_024..=1 << 30).contains(&self.max_body), "max_body", || {
             "must be from 1 KiB to 1 GiB, in bytes".into()
         });
