@@ -30,6 +30,10 @@ impl Url {
         let rest =
             rest.strip_prefix("//").ok_or_else(|| Error::invalid("url", format!("must begin with {scheme}://")))?;
         let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        if path.contains('@') {
+            // Then the slash or the question mark was one of the password, and what follows would be shown.
+            return Err(Error::invalid("url", "a / ? # or @ in its password must be written as %2F, %3F, %23 or %40"));
+        }
         let (login, hosts) = match authority.rsplit_once('@') {
             Some((login, hosts)) => (format!("{login}@"), hosts),
             None => (String::new(), authority),
@@ -91,5 +95,16 @@ mod tests {
         }
         let said = Url::parse("oracle://me:secret@h/d").unwrap_err().to_string();
         assert!(said.contains("oracle") && !said.contains("secret"), "{said}");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_password_is_never_shown(scheme in "postgres|mysql|mariadb|oracle|x", password in "[!-~]{0,3}S3CR[!-~]{0,3}ET5[!-~]{0,3}") {
+            let shown = match Url::parse(&format!("{scheme}://me:{password}@db.example.org:5432/app?sslmode=require")) {
+                Ok(url) => url.shown,
+                Err(e) => e.to_string(),
+            };
+            proptest::prop_assert!(!shown.contains("S3CR") && !shown.contains("ET5"), "{shown}");
+        }
     }
 }

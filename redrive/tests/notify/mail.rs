@@ -1,8 +1,10 @@
 //! Mail, to a server of one's own and, with TLS and a login, to that of `scripts/db`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use redrive::notify::{Channel, Encryption, Mail, Message, NotifyConfig};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 
 use crate::harness::NOW;
 use crate::sink::{Sink, header, mails_in, text};
@@ -131,4 +133,37 @@ async fn without_starttls_nothing_is_sent() {
     let mail = Mail { encryption: Encryption::Starttls, ..sink.mail() };
     let said = send(mail, &message("s", "t")).await.unwrap_err();
     assert!(sink.mails().is_empty(), "{said}");
+}
+
+/// A server that says these lines, one after each that it hears, and then ends the connection or says nothing more.
+async fn breaks_off(lines: &'static [&'static str], ends: bool) -> u16 {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let (reading, mut writing) = stream.into_split();
+        let mut heard = BufReader::new(reading).lines();
+        for line in lines {
+            writing.write_all(line.as_bytes()).await.unwrap();
+            _ = heard.next_line().await;
+        }
+        if !ends {
+            std::future::pending::<()>().await;
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn a_server_that_breaks_off_anywhere_is_an_error_in_time() {
+    const SAID: [&str; 5] = ["220 here\r\n", "250 hello\r\n", "250 from whom\r\n", "250 to whom\r\n", "354 go on\r\n"];
+    let sink = Sink::down();
+    for n in 0..=SAID.len() {
+        for ends in [true, false] {
+            let port = breaks_off(&SAID[..n], ends).await;
+            let mail = Mail { port: Some(port), timeout: Duration::from_millis(300), ..sink.mail() };
+            let said = send(mail, &message("s", "t")).await.unwrap_err();
+            assert!(!said.is_empty(), "after {n} lines: {said}");
+        }
+    }
 }
