@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection as _};
@@ -18,7 +18,11 @@ macro_rules! stores {
         mod mysql { $(#[tokio::test(flavor = "multi_thread")] async fn $test() { super::$test(super::mysql_url(stringify!($test)).await).await; })* }
     };
 }
-stores!(a_row_is_retried_handed_to_people_and_closed, one_that_is_wrong_says_so_and_the_others_go_on);
+stores!(
+    a_row_is_retried_handed_to_people_and_closed,
+    source_5_4_3_a_service_is_asked_before_a_persons_word_is_taken,
+    one_that_is_wrong_says_so_and_the_others_go_on,
+);
 
 /// A business database of one's own.
 struct Business {
@@ -82,6 +86,7 @@ impl Shop {
         let router = axum::Router::new()
             .route("/check", post(asked("check")))
             .route("/handle", post(asked("handle")))
+            .route("/closed", post(closed))
             .with_state(self.clone());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -92,6 +97,13 @@ impl Shop {
     fn asked(&self, id: i64) -> Vec<String> {
         self.0.lock().unwrap().iter().filter(|(_, of)| *of == id).map(|(what, _)| what.clone()).collect()
     }
+}
+
+/// A person says that a row is put right. Of row 11 the shop knows better.
+async fn closed(State(shop): State<Shop>, Json(body): Json<Value>) -> StatusCode {
+    let id = body["dataId"].as_i64().unwrap();
+    shop.0.lock().unwrap().push(("closed".into(), id));
+    if id == 11 { StatusCode::CONFLICT } else { StatusCode::NO_CONTENT }
 }
 
 /// `redrive serve` with these settings; stopped with this.
@@ -248,6 +260,24 @@ async fn people_close_it(redrive: &Redrive) {
     let (_, audit) = redrive.ask("GET", "/api/v1/audit?action=guard.manual_success", &Value::Null).await;
     let outcomes = audit.to_string();
     assert!(outcomes.contains("异常处理示例 11") && outcomes.contains("异常处理示例 12"), "{outcomes}");
+}
+
+async fn source_5_4_3_a_service_is_asked_before_a_persons_word_is_taken(business: Business) {
+    execute(&business.url, TABLE).await;
+    execute(&business.url, ROWS).await;
+    let shop = Shop::default();
+    let settings = settings(&business, shop.start().await);
+    let redrive =
+        Redrive::start(&settings.replace("target = 'shop'", "target = 'shop'\nmanual_success_url = '/closed'"));
+    let route = "/api/user/admin/manual-bill-success";
+    let (status, refused) = redrive.ask("POST", &format!("{route}?dataId=11"), &Value::Null).await;
+    assert_eq!((status, &refused["code"], &refused["data"]), (409, &json!(409), &Value::Null), "{refused}");
+    let (_, shown) = redrive.ask("GET", &format!("/api/v1/guards/{SERVICE}/rows/11"), &Value::Null).await;
+    assert_eq!((&shown["row"]["status"], &shown["row"]["err_status"]), (&json!("FAIL"), &Value::Null));
+    let closed = redrive.ask("POST", &format!("{route}?dataId=12"), &Value::Null).await;
+    assert_eq!(closed, (200, json!({ "code": 200, "msg": "人工处理成功", "data": 12 })));
+    assert_eq!(redrive.row(12, 2002).await["row"]["status"], "SUCCESS");
+    assert_eq!([11, 12].map(|id| shop.asked(id)), [["closed"], ["closed"]]);
 }
 
 async fn one_that_is_wrong_says_so_and_the_others_go_on(business: Business) {

@@ -356,6 +356,16 @@ mod tests {
     }
 
     #[test]
+    fn source_1_a_row_without_values_has_the_defaults_of_the_table() {
+        let row: RetryStrategy = serde_json::from_str("{}").unwrap();
+        let (retry, notify) = (&*row.retry_duration_unit, &*row.notify_retry_duration_unit);
+        assert_eq!((row.retry_limit, row.retry_duration, retry), (-1, 0, "minutes"));
+        assert_eq!((row.notify_failed_num, row.notify_retry_duration, notify), (-1, 0, "minutes"));
+        let policy = Policy::try_from(row).unwrap();
+        assert_eq!((policy.max_attempts, policy.max_duration, policy.notify), (None, None, None));
+    }
+
+    #[test]
     fn source_1_durations_are_in_minutes_hours_or_days() {
         for (unit, seconds) in [("minutes", 60), ("hour", 3600), ("day", 86_400)] {
             let policy = strategy(|r| (r.retry_limit, r.retry_duration, r.retry_duration_unit) = (0, 2, unit.into()));

@@ -518,6 +518,20 @@ async fn the_settings_say_when_calls_of_a_method_are_written_down() {
 }
 
 #[tokio::test]
+async fn source_2_the_settings_have_a_strategy_and_a_list_of_errors_for_all_calls() {
+    let manual = parse("persist = 'manual'").unwrap();
+    let engine = Engine::builder(memory().await).settings(manual).handler::<Busy>().start().await.unwrap();
+    assert!(matches!(engine.call(Busy(1)).await, Err(CallError::Failed { .. })), "not written");
+    engine.apply_settings(parse("persist = 'on_failure'").unwrap()).unwrap();
+    assert!(matches!(engine.call(Busy(2)).await, Err(CallError::Deferred { .. })));
+    engine.apply_settings(parse("[defaults]\nretry_for = ['timeout']").unwrap()).unwrap();
+    assert!(matches!(engine.call(Busy(3)).await, Err(CallError::Rejected { .. })), "busy is not in the list");
+    engine.apply_settings(parse("[defaults]\nretry_for = ['timeout', 'busy']").unwrap()).unwrap();
+    assert!(matches!(engine.call(Busy(4)).await, Err(CallError::Deferred { .. })));
+    engine.stop().await;
+}
+
+#[tokio::test]
 async fn a_new_scan_interval_holds_at_once() {
     let (ran, mut seen) = mpsc::unbounded_channel();
     let store = memory().await;

@@ -73,7 +73,7 @@ pub struct GuardedTableSettings {
     /// The n-th retry that failed is followed by the next after n times this. Default: 60 s.
     #[serde(with = "duration")]
     pub min_interval: Duration,
-    /// How long a row is retried before it is handed to people. Default: 1 h.
+    /// How long a row is retried before it is handed to people. Default: 24 h.
     #[serde(with = "duration")]
     pub timeout: Duration,
     /// How often a row is retried before it is handed to people. Default: 5.
@@ -98,7 +98,7 @@ pub struct GuardedTableSettings {
     /// The route at which people say that a row is successful: `/api/user/admin/manual-bill-success`. Default: none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub manual_success_route: String,
-    /// How long each of the calls may take. Default: 30 s.
+    /// How long each of the calls may take. Default: 60 s.
     #[serde(with = "duration")]
     pub handle_timeout: Duration,
     /// How many rows are handled at once. Default: 8.
@@ -153,7 +153,7 @@ impl Default for GuardedTableSettings {
             success_value: Value::Null,
             fail_value: Value::Null,
             min_interval: Duration::from_secs(60),
-            timeout: Duration::from_secs(3600),
+            timeout: Duration::from_secs(24 * 3600),
             max_retry_count: 5,
             manual_remind_interval: Duration::from_secs(3600),
             target: None,
@@ -162,7 +162,7 @@ impl Default for GuardedTableSettings {
             check_condition: None,
             manual_success_url: None,
             manual_success_route: String::new(),
-            handle_timeout: Duration::from_secs(30),
+            handle_timeout: Duration::from_secs(60),
             concurrency: 8,
             add_columns: true,
             create_index: false,

@@ -3,15 +3,19 @@
 use std::time::Duration;
 
 use redrive::store::EndedAs;
-use redrive::{Context, FinalFailure, GivenUp, NewTask, Persist, Policy, Succeeded, Verdict};
+use redrive::{
+    Context, FinalFailure, GivenUp, NewTask, OnCrash, OnExhausted, Outcome, Persist, Policy, Succeeded, Verdict,
+};
 use tokio::sync::mpsc;
 
-use crate::harness::{Db, NOW, claimed, end, stores, timeout};
+use crate::harness::{Db, NOW, add, claim_all, claimed, end, later, new, node, slices, stores, timeout};
 use crate::pay::{Answer, Pay, Receipt, Shop, deferred, pay, quick, slow};
 
 stores!(
     source_2_on_success_is_called_with_the_result,
     source_2_on_final_failure_is_called_with_what_happened,
+    source_2_with_drop_the_callback_is_all_that_is_left,
+    source_2_what_ends_without_an_attempt_calls_back_too,
     on_success_is_called_after_a_first_try_too,
     every_final_failure_calls_back,
     a_first_try_that_is_rejected_does_not_call_back,
@@ -71,6 +75,35 @@ async fn source_2_on_final_failure_is_called_with_what_happened(db: Db) {
     assert_eq!((told.reason, told.error.as_deref()), (GivenUp::Exhausted, Some("no answer")));
     assert_eq!(told.error_kind.unwrap().as_str(), "timeout");
     shop.close().await;
+}
+
+async fn source_2_with_drop_the_callback_is_all_that_is_left(db: Db) {
+    let (shop, mut called) = open(&db, vec![Answer::Timeout; 2]).await;
+    let policy = Policy { max_attempts: Some(2), on_exhausted: OnExhausted::Drop, ..quick(Policy::default()) };
+    let id = deferred(shop.redrive.call(pay(7).policy(calling_back(policy))).await);
+    let told = failure(&mut called).await;
+    assert_eq!((told.task_id, told.attempts, told.reason), (id, 2, GivenUp::Exhausted));
+    shop.close().await;
+    assert_eq!((db.count("retry_task").await, db.count("retry_dead").await), (0, 0));
+}
+
+async fn source_2_what_ends_without_an_attempt_calls_back_too(db: Db) {
+    let expiring = Policy { deadline: Some(later(60)), ..Policy::default() };
+    add(&db.store, new(1).policy(calling_back(expiring))).await;
+    let me = node(&db.store).await;
+    assert_eq!(claim_all(&db.store, me, later(60)).await.spent.len(), 1, "its time was up while it waited");
+    let (task, _) = claimed(&db.store, new(2).policy(calling_back(Policy::default()))).await;
+    end(&db.store, &task, Outcome::Undecodable("?".into()), NOW).await;
+    let once = Policy { on_crash: OnCrash::Dead, ..Policy::default() };
+    let (_, victim) = claimed(&db.store, new(3).policy(calling_back(once))).await;
+    db.store.fence(victim, 0).await.unwrap();
+    db.store.rescue(&slices(), NOW, 10).await.unwrap();
+    let told = db.store.list(&Default::default(), 10).await.unwrap();
+    assert_eq!(told.iter().map(|task| &*task.method).collect::<Vec<_>>(), ["refund"; 3]);
+    for reason in ["expired", "undecodable", "crashed"] {
+        let wanted = format!(r#""reason":"{reason}""#);
+        assert_eq!(told.iter().filter(|task| task.params.contains(&wanted)).count(), 1, "{reason}");
+    }
 }
 
 async fn on_success_is_called_after_a_first_try_too(db: Db) {

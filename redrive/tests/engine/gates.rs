@@ -23,6 +23,7 @@ stores!(
     a_first_try_is_not_made_while_the_gate_is_open,
     only_the_health_of_a_target_counts,
     a_gate_that_only_observes_holds_nothing_back,
+    source_4_every_change_of_a_gate_is_told,
 );
 
 const LANE: fn() -> Lane = || Lane::of("m");
@@ -330,5 +331,24 @@ async fn a_gate_that_only_observes_holds_nothing_back(db: Db) {
     while target.calls() < calls + 100 {
         tokio::task::yield_now().await;
     }
+    engine.stop().await;
+}
+
+async fn source_4_every_change_of_a_gate_is_told(db: Db) {
+    let target = Target::default();
+    let engine = target.engine(db.another().await, gate(100)).await;
+    let mut events = engine.events();
+    engine.enqueue_many((0..20).map(|n| new(n).policy(patient()))).await.unwrap();
+    let mut told = Vec::new();
+    while told.last() != Some(&("half_open", "closed")) {
+        let Event::Gate { from, to, why, open_until, .. } = events.recv().await.unwrap() else { continue };
+        if told.is_empty() {
+            assert!(why.is_some_and(|why| why.contains("connect")) && open_until.is_some());
+            target.up.store(true, Ordering::SeqCst);
+        }
+        told.push((from, to));
+    }
+    assert_eq!(told[0], ("closed", "open"));
+    assert!(told.windows(2).all(|two| two[0].1 == two[1].0), "each goes on from the one before: {told:?}");
     engine.stop().await;
 }

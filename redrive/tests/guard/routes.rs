@@ -3,7 +3,7 @@
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
-use redrive::guard::{Guard, ListRequest};
+use redrive::guard::{BoxError, Guard, GuardHandler, GuardedTable, Guards, ListRequest};
 use redrive::store::{AuditFilter, AuditOutcome, Role};
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
@@ -16,6 +16,8 @@ stores!(
     source_5_6_filters_order_and_pages,
     source_5_5_a_person_closes_a_row,
     source_5_5_a_route_that_is_taken_is_left_out,
+    source_5_4_3_what_a_persons_word_does_is_the_handlers_to_say,
+    source_5_4_3_an_empty_route_is_none,
     who_may_and_what_is_written_down,
 );
 
@@ -203,6 +205,63 @@ async fn source_5_5_a_route_that_is_taken_is_left_out(db: Db) {
     // One that the application has: none.
     let guards = shop.builder(guard()).taken_routes([ROUTE]).start().await.unwrap();
     assert_eq!(call(&guards.router_open("test"), post(&format!("{ROUTE}?dataId=7"))).await.0, 404);
+}
+
+/// Looks at the bank before it takes a person's word; at this route.
+struct Careful(&'static str);
+
+impl GuardHandler for Careful {
+    type Id = i64;
+
+    async fn check_status(&self, _: &i64) -> Result<bool, BoxError> {
+        Ok(false)
+    }
+
+    async fn handle(&self, _: &i64) -> Result<bool, BoxError> {
+        Ok(false)
+    }
+
+    fn manual_success_route(&self) -> String {
+        self.0.into()
+    }
+
+    async fn manual_success(&self, table: &GuardedTable, id: &i64) -> Result<(), BoxError> {
+        if *id == 7 {
+            return Err("the bank has no payment".into());
+        }
+        Ok(table.processing_successful(*id).await?)
+    }
+}
+
+async fn careful(shop: &Shop, route: &'static str) -> Guards {
+    let builder = Guards::builder(shop.db.store.clone()).clock(shop.clock.clone()).by_hand();
+    let guards = builder.guard(guard(), shop.database(), Careful(route)).start().await.unwrap();
+    for id in [7, 8] {
+        shop.add(id, "FAIL", "err_status=4001 err_start_time=0").await;
+    }
+    guards
+}
+
+async fn source_5_4_3_what_a_persons_word_does_is_the_handlers_to_say(db: Db) {
+    let shop = Shop::open(db).await;
+    let router = careful(&shop, ROUTE).await.router_open("test");
+    let (status, answer) = call(&router, post(&format!("{ROUTE}?dataId=7"))).await;
+    assert_eq!((status.as_u16(), &answer["code"], &answer["data"]), (409, &json!(409), &Value::Null), "{answer}");
+    assert!(answer["msg"].as_str().unwrap().contains("the bank has no payment"), "{answer}");
+    assert!(shop.state(7).await.starts_with("4001 FAIL"));
+    assert_eq!(call(&router, post(&format!("{ROUTE}?dataId=8"))).await.0, 200);
+    assert!(shop.state(8).await.starts_with("2002 SUCCESS"));
+}
+
+async fn source_5_4_3_an_empty_route_is_none(db: Db) {
+    let shop = Shop::open(db).await;
+    let guards = careful(&shop, "").await;
+    let router = guards.router_open("test");
+    assert_eq!(call(&router, post("/?dataId=8")).await.0, 404);
+    let (_, list) = call(&router, post(LIST)).await;
+    assert_eq!((&list["data"]["total"], &list["data"]["records"][0]["manualSuccessRoute"]), (&json!(2), &json!("")));
+    guards.all()[0].manual_success(8, "ada").await.unwrap();
+    assert!(shop.state(8).await.starts_with("2002 SUCCESS"));
 }
 
 async fn who_may_and_what_is_written_down(db: Db) {

@@ -13,6 +13,7 @@ stores!(
     source_5_4_3_check_user_err_names_the_rows_that_block,
     source_5_7_3_heal_gives_a_start_and_closes_what_has_succeeded,
     source_5_7_4_what_is_retried,
+    source_5_7_4_what_has_changed_since_it_was_found_is_not_retried,
     source_5_7_5_check_handle_check,
     source_5_7_6_failure_puts_off_and_then_hands_over,
     source_5_7_6_a_retry_that_fails_after_the_timeout_hands_over,
@@ -175,6 +176,35 @@ async fn source_5_7_4_what_is_retried(db: Db) {
     let mut handled: Vec<_> = shop.script.asked().into_iter().filter(|asked| asked.starts_with("handle")).collect();
     handled.sort();
     assert_eq!(handled, wanted);
+}
+
+/// With one row at a time the second is found with the first and claimed after it.
+async fn source_5_7_4_what_has_changed_since_it_was_found_is_not_retried(db: Db) {
+    let shop = Shop::open(db).await;
+    let (guards, _) = shop.start(guard().concurrency(1)).await;
+    let changes = [
+        "err_status=4001 err_next_retry_time=NULL",
+        "err_start_time=NULL",
+        "err_next_retry_time=60",
+        "err_retry_count=1",
+        "status='SUCCESS'",
+    ];
+    for (first, change) in (1i64..).step_by(2).zip(changes) {
+        let second = first + 1;
+        shop.script.will(first, Does::Late);
+        // Rows that were never retried come first.
+        shop.add(first, "FAIL", "err_status=4000 err_start_time=-9").await;
+        shop.add(second, "FAIL", "err_status=4000 err_start_time=-9 err_next_retry_time=-1").await;
+        let (report, ()) = tokio::join!(poll(&guards), async {
+            shop.until_handled(first).await;
+            shop.set(second, change).await;
+            shop.script.go_on();
+        });
+        assert_eq!((report.succeeded, report.lost), (1, 1), "{change}");
+        let asked = shop.script.asked();
+        assert_eq!(asked, ["check", "handle", "check"].map(|what| format!("{what} {first}")), "{change}");
+        shop.sql("DELETE FROM user_bill").await;
+    }
 }
 
 async fn source_5_7_5_check_handle_check(db: Db) {

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use redrive::gate::GateConfig;
+use redrive::resilience::{BreakerConfig, Trip};
 use redrive::store::Registration;
-use redrive::{Context, Engine, EngineConfig, Notify, Policy, Verdict};
+use redrive::{Backoff, Context, Engine, EngineConfig, Failure, Jitter, Kind, MethodOptions, Notify, Policy, Verdict};
 
 use crate::harness::{Db, new, stores};
 use crate::sink::{Sink, header, text};
@@ -11,7 +13,8 @@ use crate::sink::{Sink, header, text};
 stores!(
     an_engine_tells_people,
     an_engine_without_channels_leaves_notices_to_others,
-    people_are_told_once_that_a_node_died
+    people_are_told_once_that_a_node_died,
+    source_4_people_are_told_when_a_gate_opens,
 );
 
 fn builder(db: &Db) -> redrive::Builder {
@@ -68,5 +71,28 @@ async fn people_are_told_once_that_a_node_died(db: Db) {
     assert!(text(&mail).contains("node.fenced"));
     engine.stop().await;
     other.stop().await;
+    assert_eq!((sink.mails().len(), db.count("redrive_notice").await), (1, 0));
+}
+
+async fn source_4_people_are_told_when_a_gate_opens(db: Db) {
+    let mut sink = Sink::start().await;
+    let mut gate = GateConfig::default();
+    gate.breaker = BreakerConfig {
+        trips: vec![Trip::Consecutive(3)],
+        open_wait: Backoff::fixed(Duration::from_secs(3600)),
+        open_jitter: Jitter::None,
+        ..BreakerConfig::default()
+    };
+    let handler = async |_: Context<'static>, _: u64| {
+        Err::<(), _>(Verdict::Failed(Failure::retry(Kind::CONNECT, "nobody is there")))
+    };
+    let builder = Engine::builder(db.store.clone()).notify(sink.config());
+    let engine = builder.register_with("m", MethodOptions::default().gate(gate), handler).start().await.unwrap();
+    engine.enqueue_many((0..10).map(new)).await.unwrap();
+    let mail = sink.next_mail().await;
+    let subject = header(&mail, "Subject").unwrap();
+    assert!(subject.starts_with("[redrive] m does not answer"), "{subject}");
+    assert!(text(&mail).contains("gate.opened"), "{}", text(&mail));
+    engine.stop().await;
     assert_eq!((sink.mails().len(), db.count("redrive_notice").await), (1, 0));
 }

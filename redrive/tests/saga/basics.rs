@@ -14,6 +14,7 @@ stores!(
     a_step_that_is_given_up_is_undone_as_well,
     if_nothing_was_done_it_has_just_failed,
     steps_side_by_side_are_undone_all_at_once_or_by_the_graph,
+    source_4_in_parallel_all_are_undone_at_once,
     one_handler_undoes_the_whole,
     what_is_undone_first_is,
     an_irreversible_step_leaves_a_gap,
@@ -102,6 +103,34 @@ async fn steps_side_by_side_are_undone_all_at_once_or_by_the_graph(db: Db) {
             assert!(at("b/undo").max(at("c/undo")) < at("a/undo"), "{seen:?}");
         }
     }
+    engine.stop().await;
+}
+
+/// Whatever is held goes on, again and again.
+async fn keep_letting_go(world: &World) {
+    loop {
+        world.let_go();
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn source_4_in_parallel_all_are_undone_at_once(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let undos = ["a/undo", "b/undo", "c/undo"];
+    world.will("d", [Say::Refuse]);
+    for undo in undos {
+        world.will(undo, [Say::Hold]);
+    }
+    engine.sagas().start_with(diamond(Compensation::Parallel), "t", json!(1)).await.unwrap();
+    for undo in undos {
+        world.until_seen(undo, 1).await; // none has ended, and all have begun
+    }
+    let state = tokio::select! {
+        state = settled(&engine, "t") => state,
+        () = keep_letting_go(&world) => SagaState::Stuck,
+    };
+    assert_eq!(state, SagaState::Compensated);
     engine.stop().await;
 }
 

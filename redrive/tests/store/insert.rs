@@ -17,6 +17,7 @@ layouts!(
     ids_of_several_processes_never_meet,
     an_unreadable_policy_does_not_lose_the_task,
     readable_views_show_times_and_words,
+    source_2_the_columns_have_their_names_and_their_values,
 );
 
 async fn a_task_is_read_back_as_it_was_written(db: Db) {
@@ -186,4 +187,39 @@ async fn readable_views_show_times_and_words(db: Db) {
     assert_eq!(db.count("redrive_node_readable").await, 1);
     end(&db.store, &task, redrive::Outcome::Undecodable("?".into()), NOW).await;
     assert_eq!(db.sql("SELECT COUNT(*) FROM retry_dead_readable WHERE dead_reason = 'undecodable'").await, Some(1));
+}
+
+/// Whoever knows the columns of the document finds them, with SQL.
+async fn source_2_the_columns_have_their_names_and_their_values(db: Db) {
+    let second = Duration::from_secs;
+    let policy = Policy {
+        max_attempts: Some(5),
+        max_duration: Some(second(3600)),
+        deadline: Some(later(7200)),
+        backoff: Backoff::linear(second(3), second(60)),
+        ..Policy::default()
+    };
+    let id = add(&db.store, new(7).policy(policy).key("k").business("order", "42").at(later(60))).await;
+    let (now, due, deadline) = (NOW.as_millis(), later(60).as_millis(), later(7200).as_millis());
+    let wanted = [
+        format!("id = {} AND task_key = 'k' AND method_name = 'm' AND params_json = '7'", id.as_i64()),
+        "status = 0 AND attempt_count = 0 AND max_attempts = 5 AND backoff_strategy = 'LINEAR'".into(),
+        format!("next_retry_time = {due} AND deadline = {deadline} AND max_retry_duration = 3600000"),
+        format!("created_at = {now} AND updated_at = {now} AND first_failed_at IS NULL"),
+        "last_error_msg IS NULL AND last_error_time IS NULL".into(),
+        "version = 0 AND locked_by = 0 AND locked_at = 0".into(),
+        "business_id = '42' AND business_type = 'order'".into(),
+    ];
+    for wanted in wanted {
+        assert_eq!(db.count(&format!("retry_task WHERE {wanted}")).await, 1, "{wanted}");
+    }
+    for (n, backoff, name) in [(8, Backoff::fixed(second(3)), "'FIXED'"), (9, Backoff::list([second(1)]), "'LIST'")] {
+        add(&db.store, new(n).policy(Policy { backoff, ..Policy::default() })).await;
+        let wanted = format!("params_json = '{n}' AND backoff_strategy = {name}");
+        assert_eq!(db.count(&format!("retry_task WHERE {wanted}")).await, 1, "{wanted}");
+    }
+    add(&db.store, new(1).after_failure(Failure::retry("timeout", "no answer"))).await;
+    let failed = "attempt_count = 1 AND last_error_msg = 'no answer' AND last_error_kind = 'timeout'";
+    let times = format!("first_failed_at = {now} AND last_error_time = {now}");
+    assert_eq!(db.count(&format!("retry_task WHERE {failed} AND {times}")).await, 1);
 }
