@@ -1,5 +1,5 @@
 //! What docs/ promises: the dashboard and the alerts name metrics and labels that there are, every alert has its place in the
-//! runbook, every metric is explained, and links lead somewhere.
+//! runbook, every metric is explained, links lead somewhere, and the tests that docs/sources.md names are there.
 //!
 //! Metrics are read from the source: from calls of `counter!`, `gauge!` and `histogram!` with a name in them, and from the
 //! transitions of `engine/signals.rs`.
@@ -294,4 +294,47 @@ fn every_page_is_in_the_index() {
     let names = pages.map(|page| page.strip_prefix(&docs).unwrap().to_string_lossy().into_owned());
     let missing: Vec<String> = names.filter(|name| !index.contains(name)).collect();
     assert_eq!(missing, Vec::<String>::new());
+}
+
+/// `tests/x.rs::name` in backticks: the file, and a function in it. Paths begin in the library's crate unless they begin in another.
+fn named_tests(page: &str) -> BTreeSet<(String, String)> {
+    let quoted = page.split('`').skip(1).step_by(2);
+    let tests = quoted.filter_map(|text| text.split_once(".rs::")).filter(|(_, name)| !name.is_empty());
+    tests
+        .map(|(path, name)| match path.split('/').next() {
+            Some("redrive-server" | "redrive-macros") => (format!("{path}.rs"), name.to_owned()),
+            _ => (format!("redrive/{path}.rs"), name.to_owned()),
+        })
+        .collect()
+}
+
+#[test]
+fn the_tests_of_the_sources_are_there_and_all_of_them_are_named() {
+    let page = read("docs/sources.md");
+    let named = named_tests(&page);
+    assert!(named.len() > 200, "only {} tests are named", named.len());
+    for (path, name) in &named {
+        let name = name.rsplit("::").next().unwrap();
+        assert!(read(path).contains(&format!("fn {name}(")), "{path} has no test {name}");
+    }
+    for source in
+        ["redrive", "redrive-server", "redrive-macros"].iter().flat_map(|dir| files(&repository().join(dir), ".rs"))
+    {
+        let text = fs::read_to_string(&source).unwrap();
+        for name in text
+            .split("fn source_")
+            .skip(1)
+            .filter_map(|rest| rest.split('(').next())
+            .filter(|name| !name.contains('"'))
+        {
+            assert!(
+                page.contains(&format!("source_{name}`")),
+                "docs/sources.md does not name source_{name} of {}",
+                source.display()
+            );
+        }
+    }
+    for row in page.lines().filter(|line| line.starts_with("| ")) {
+        assert_eq!(row.replace("\\|", "").matches('|').count(), 4, "three cells: {row}");
+    }
 }

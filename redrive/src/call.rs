@@ -22,7 +22,7 @@ use crate::classify::{Class, Failure, Kind};
 use crate::clock::{Stopwatch, Timestamp, pause};
 use crate::context::{Context, Inline, Word};
 use crate::crypt::Keyring;
-use crate::engine::{Engine, Verdict, panicked, random};
+use crate::engine::{Engine, Verdict, log_end, panicked, random};
 use crate::error::{Error, Result};
 use crate::id::TaskId;
 use crate::new_task::NewTask;
@@ -461,6 +461,7 @@ impl Engine {
             return Ok(Written { id: answer.id, existed: answer.existed, to });
         }
         let id = task.id;
+        log_end(&task, &change);
         self.store().write_first_try(task, change, result, now).await?;
         self.wake();
         Ok(Written { id, existed: false, to })

@@ -1,4 +1,4 @@
-//! The engine's counters, as a recorder sees them.
+//! The engine's counters, as a recorder sees them, and its log.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-use redrive::{Backoff, Context, Engine, Jitter, NewTask, Policy, Store, Verdict};
+use redrive::testing::Testing;
+use redrive::{Backoff, Context, Engine, Jitter, NewTask, OnExhausted, Policy, Store, Verdict};
 
 /// Counters by name and method; nothing else.
 #[derive(Clone, Default)]
@@ -64,4 +65,47 @@ async fn every_transition_is_counted_under_its_word() {
     let words = ["enqueued", "started", "done", "failed", "postponed", "cancelled", "dead", "rescued", "lost"];
     assert_eq!(words.map(|word| counted.of(word)), [5, 7, 3, 1, 1, 1, 1, 0, 0]);
     assert_eq!(counted.of("claimed"), 2, "the others were handed over");
+}
+
+/// What was logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn source_2_every_final_failure_is_in_the_log_with_what_is_known_of_it() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+    let handler = async |_: Context, text: String| Err::<(), _>(Verdict::report(&text));
+    let world = Testing::with(|builder| builder.register("logged", handler)).await;
+    let quick = Policy { backoff: Backoff::fixed(Duration::from_secs(1)), jitter: Jitter::None, ..Policy::default() };
+    let once = Policy { max_attempts: Some(1), ..quick.clone() };
+    let drop = Policy { on_exhausted: OnExhausted::Drop, ..once.clone() };
+    let late = Policy { max_duration: Some(Duration::from_secs(60)), ..quick };
+    let task = |text: &str, policy: Policy| NewTask::new("logged", text).unwrap().policy(policy).business("order", text);
+    world.enqueue(task("letter", once)).await.unwrap();
+    world.enqueue(task("dropped", drop)).await.unwrap();
+    world.enqueue(task("late", late).delay(Duration::from_secs(120))).await.unwrap();
+    world.advance("3m").await;
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    for words in [
+        ["a task is dead", "business=\"letter\"", "attempts=1", "reason=\"exhausted\"", "error=\"\\\"letter"],
+        ["a task is given up", "business=\"dropped\"", "attempts=1", "reason=\"exhausted\"", "error=\"\\\"dropped"],
+        ["without another attempt", "business=\"late\"", "attempts=0", "reason=\"expired\"", "method=\"logged\""],
+    ] {
+        let said = log.lines().filter(|line| words.iter().all(|word| line.contains(word))).count();
+        assert_eq!(said, 1, "{words:?}: {log}");
+    }
 }

@@ -17,11 +17,12 @@ use tokio::task::JoinSet;
 
 use crate::clock::{Timestamp, pause};
 use crate::id::{IdSet, SHARDS};
-use crate::settle::Outcome;
+use crate::settle::{Outcome, spent};
 use crate::store::{Claimed, Due, Slice};
 use crate::task::{Lane, Task};
 
 use super::limits::{Reserved, Slot};
+use super::settler::log_unattempted;
 use super::signals::Signal;
 use super::{Shared, Waiting};
 
@@ -220,7 +221,10 @@ impl Shared {
     fn tell_claimed(&self, claimed: &Claimed) {
         metrics::histogram!("redrive_claim_batch").record(claimed.tasks.len() as f64);
         claimed.tasks.iter().for_each(|task| self.signals.tell(Signal::Claimed, task));
-        claimed.spent.iter().for_each(|task| self.signals.tell(Signal::Dead, task));
+        for task in &claimed.spent {
+            spent(task, self.clock.now()).iter().for_each(|reason| log_unattempted(task, *reason));
+            self.signals.tell(Signal::Dead, task);
+        }
         self.signals.tally.add(claimed.spent.iter().map(|_| Signal::Dead));
     }
 

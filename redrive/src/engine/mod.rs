@@ -76,7 +76,7 @@ pub(crate) use executor::panicked;
 pub(crate) use handler::Handler;
 pub use handler::{MethodOptions, Rate, State, Verdict};
 pub use sagas::{Sagas, StartedSaga};
-pub(crate) use settler::random;
+pub(crate) use settler::{log_end, random};
 
 use executor::Running;
 use gates::Gates;

@@ -21,6 +21,7 @@ use crate::settle::To;
 use crate::store::{Dialect, Due, Slice};
 use crate::task::Lane;
 
+use super::settler::log_unattempted;
 use super::signals::Signal;
 use super::{Shared, Waiting};
 
@@ -235,8 +236,14 @@ impl Shared {
             Ok(rescued) if rescued.is_empty() => {}
             Ok(rescued) => {
                 for (task, to) in &rescued {
-                    let is_dead = matches!(to, To::Dead(_) | To::Dropped(_)); // it has crashed too often
-                    self.signals.tell(if is_dead { Signal::Dead } else { Signal::Rescued }, task);
+                    let signal = match to {
+                        To::Dead(reason) | To::Dropped(reason) => {
+                            log_unattempted(task, *reason); // it has crashed too often
+                            Signal::Dead
+                        }
+                        _ => Signal::Rescued,
+                    };
+                    self.signals.tell(signal, task);
                 }
                 tracing::warn!(tasks = rescued.len(), "rescued tasks of nodes that died");
             }

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use crate::clock::{Timestamp, pause};
 use crate::error::Fault;
-use crate::settle::{To, settle};
+use crate::settle::{Change, DeadReason, To, settle};
 use crate::store::{Due, Settle, Settled};
 use crate::task::Task;
 
@@ -87,11 +87,30 @@ pub(super) async fn run(shared: Arc<Shared>) {
 /// What is to be written.
 fn decide(task: Arc<Task>, ended: Attempted, now: Timestamp) -> Settle {
     let change = settle(&task, &ended.outcome, now, random(&task));
-    if let To::Dead(reason) = change.to {
-        let error = change.failure.as_ref().map_or("", |f| &*f.message);
-        tracing::error!(task = %task.id, method = %task.method, attempts = change.attempts, reason = reason.as_str(), error, "a task is dead");
-    }
+    log_end(&task, &change);
     Settle::with_result(task, change, ended.result)
+}
+
+/// Logs a final failure. Other ends are told by counters and events.
+pub(crate) fn log_end(task: &Task, change: &Change) {
+    let error = change.failure.as_ref().map(|failure| &*failure.message);
+    match change.to {
+        To::Dead(reason) => log_final(task, "a task is dead", reason, change.attempts, error),
+        To::Dropped(reason) => log_final(task, "a task is given up", reason, change.attempts, error),
+        _ => {}
+    }
+}
+
+/// Logs the final failure of a task that did not end by an attempt: its time was up, or it has crashed too often.
+pub(super) fn log_unattempted(task: &Task, reason: DeadReason) {
+    let error = task.last_error.as_ref().map(|error| &*error.message);
+    log_final(task, "a task is given up without another attempt", reason, task.attempts, error);
+}
+
+fn log_final(task: &Task, what: &str, reason: DeadReason, attempts: u32, error: Option<&str>) {
+    let business = task.business.as_ref().map(|business| &*business.id);
+    let (method, key, reason) = (&*task.method, task.key.as_deref(), reason.as_str());
+    tracing::error!(task = %task.id, method, business, key, attempts, reason, error, "{what}");
 }
 
 /// Chance for the jitter: of the task and its version, so that it needs no generator.

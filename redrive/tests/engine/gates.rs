@@ -343,7 +343,7 @@ async fn source_4_every_change_of_a_gate_is_told(db: Db) {
     while told.last() != Some(&("half_open", "closed")) {
         let Event::Gate { from, to, why, open_until, .. } = events.recv().await.unwrap() else { continue };
         if told.is_empty() {
-            assert!(why.is_some_and(|why| why.contains("connect")) && open_until.is_some());
+            assert!(why.is_some_and(|why| why.contains("failures in a row")) && open_until.is_some());
             target.up.store(true, Ordering::SeqCst);
         }
         told.push((from, to));
