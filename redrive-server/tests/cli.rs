@@ -412,6 +412,14 @@ async fn whoever_has_read_enough_may_close_the_pipe() {
 }
 
 #[test]
+fn it_says_which_version_it_is_and_how_it_was_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = String::from_utf8(command(dir.path(), &["--version"]).output().unwrap().stdout).unwrap();
+    let made = if cfg!(debug_assertions) { "debug" } else { "release" };
+    assert!(said.starts_with(concat!("redrive ", env!("CARGO_PKG_VERSION"), " (")) && said.contains(made), "{said}");
+}
+
+#[test]
 fn shells_complete_it() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = Place::direct().ok(&["completions", shell]);

@@ -33,6 +33,7 @@ mod task;
 mod token;
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use redrive::{LogFormat, Settings, Store};
@@ -61,7 +62,7 @@ Exit codes:
 /// Commands that look at tasks, or act on them, work through a server (--server, or REDRIVE_SERVER_URL, with a token in
 /// REDRIVE_TOKEN) or directly on a database (--database, REDRIVE_DATABASE, or that of redrive.toml).
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100, after_help = EXIT_CODES)]
+#[command(name = "redrive", version = VERSION.as_str(), max_term_width = 100, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -234,6 +235,17 @@ impl Cli {
         }
     }
 }
+
+/// The version, and what is known of the build: the commit if it was told (`REDRIVE_COMMIT`), with or without optimisation, for which system.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let commit = option_env!("REDRIVE_COMMIT").filter(|commit| !commit.is_empty());
+    let made = commit.into_iter().chain([
+        if cfg!(debug_assertions) { "debug" } else { "release" },
+        std::env::consts::OS,
+        std::env::consts::ARCH,
+    ]);
+    format!("{} ({})", env!("CARGO_PKG_VERSION"), made.collect::<Vec<_>>().join(", "))
+});
 
 fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
     let mut script = Vec::new(); // written at once: the generator would panic if nobody listens
