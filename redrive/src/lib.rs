@@ -27,6 +27,13 @@
     not(test),
     warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::todo)
 )]
+#![cfg_attr(
+    not(all(feature = "sqlite", feature = "postgres", feature = "mysql")),
+    allow(dead_code, unused_imports, unused_variables, reason = "what only the databases that are left out need")
+)]
+
+#[cfg(not(any(feature = "sqlite", feature = "postgres", feature = "mysql")))]
+compile_error!("redrive needs a database: turn on one of the features sqlite, postgres, mysql");
 
 extern crate self as redrive; // so that derived code can name it, also in here
 
