@@ -94,7 +94,8 @@ async fn source_2_every_final_failure_is_in_the_log_with_what_is_known_of_it() {
     let once = Policy { max_attempts: Some(1), ..quick.clone() };
     let drop = Policy { on_exhausted: OnExhausted::Drop, ..once.clone() };
     let late = Policy { max_duration: Some(Duration::from_secs(60)), ..quick };
-    let task = |text: &str, policy: Policy| NewTask::new("logged", text).unwrap().policy(policy).business("order", text);
+    let task =
+        |text: &str, policy: Policy| NewTask::new("logged", text).unwrap().policy(policy).business("order", text);
     world.enqueue(task("letter", once)).await.unwrap();
     world.enqueue(task("dropped", drop)).await.unwrap();
     world.enqueue(task("late", late).delay(Duration::from_secs(120))).await.unwrap();

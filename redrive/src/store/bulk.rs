@@ -36,7 +36,7 @@ use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{Listed, column_list, joined_on, read_task};
 use super::search::{DeadFilter, Found};
-use super::settle::Hold;
+use super::settle_sql::Hold;
 use super::task::{TaskFilter, stopped};
 
 /// Rows of one batch.

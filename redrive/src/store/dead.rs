@@ -23,7 +23,7 @@ use super::layout::{Archive, Tables};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{Listed, column_list, joined_on, narrow, read_columns, time};
-use super::settle::delete_ids;
+use super::settle_sql::delete_ids;
 
 /// A dead letter.
 #[derive(Clone, Debug, PartialEq)]

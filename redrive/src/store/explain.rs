@@ -13,7 +13,8 @@ use super::db::{Connection, Dialect, Query};
 use super::hot::{Claim, ClaimDue, Due, Slice, Wanted, slices_query};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
-use super::settle::{Held, Hold, ORPHANED, Settle, delete_query, put_back_query, survivors_query};
+use super::settle::{ORPHANED, Settle};
+use super::settle_sql::{Held, Hold, delete_query, put_back_query, survivors_query};
 use super::task::{TaskFilter, get_query};
 
 impl Store {

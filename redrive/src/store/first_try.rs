@@ -13,7 +13,8 @@ use super::layout::Tables;
 use super::notice;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
-use super::settle::{Settle, write_where_they_go};
+use super::settle::Settle;
+use super::settle_sql::write_where_they_go;
 
 impl Store {
     /// Writes down a first try that ended before there was a row: where it goes, and the callback that it asks for. One that

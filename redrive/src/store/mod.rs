@@ -11,7 +11,7 @@
 //! | `layout`, `tables` | which table a task is in; tables that come and go with the months |
 //! | `insert`, `key`, `turn` | writing tasks down: each key once, each batch once |
 //! | `hot`, `claimed` | finding what is due, claiming it |
-//! | `settle`, `first_try` | ending attempts, rescuing what dead nodes held |
+//! | `settle`, `settle_sql`, `first_try` | ending attempts, rescuing what dead nodes held |
 //! | `task`, `dead`, `archive` | looking at tasks and what people do to them |
 //! | `history`, `glance` | what happened in each minute; what is due, and what letters died of |
 //! | `search`, `count` | finding and counting with a bounded number of rows |
@@ -61,6 +61,7 @@ mod schema;
 mod search;
 mod setting;
 mod settle;
+mod settle_sql;
 mod tables;
 mod task;
 mod token;

@@ -20,7 +20,8 @@ use super::layout::{Ids, Table, Tables};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{Listed, column_list, joined_on, read_task, stored_backoff, stored_policy};
-use super::settle::{Hold, Settle};
+use super::settle::Settle;
+use super::settle_sql::Hold;
 
 /// Which tasks to list. All that is given must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
