@@ -6,7 +6,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `db`, `connect`, `pool`, `retry`, `url`, `schema` | the three databases, connections and repetition, migrations |
+//! | `db`, `connect`, `pool`, `host`, `retry`, `url`, `schema` | the three databases, connections and repetition, migrations |
 //! | `row` | tasks as rows, many rows in one statement |
 //! | `layout`, `tables` | which table a task is in; tables that come and go with the months |
 //! | `insert`, `key`, `turn` | writing tasks down: each key once, each batch once |
@@ -43,6 +43,7 @@ mod first_try;
 mod gate;
 mod glance;
 mod history;
+mod host;
 mod hot;
 mod insert;
 mod key;

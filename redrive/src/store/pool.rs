@@ -9,12 +9,10 @@
 //! one may have been committed without our hearing of it. With several hosts in the URL they are tried in their order, and
 //! the first that accepts writes is used; nothing is balanced. What a Galera cluster needs besides is told in `connect`.
 
-use std::str::FromStr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use sqlx::ConnectOptions as _;
 use sqlx::pool::PoolConnection;
 
 use crate::clock::Stopwatch;
@@ -22,7 +20,7 @@ use crate::crypt::Keyring;
 use crate::error::{Error, Fault, Result};
 
 use super::connect::{insert_share, is_memory};
-use super::db::{Connection, Dialect, Tx, database_error, each, fault, query};
+use super::db::{Connection, Dialect, Tx, database_error, each, fault};
 use super::faults::{Fault as Planned, Faults, lost};
 use super::layout::Layout;
 use super::retry::{Lease, Scope, Tries};
@@ -79,19 +77,19 @@ pub(crate) enum Use {
 
 #[derive(Debug)]
 pub(crate) struct Pools {
-    pools: Kind,
+    pub(super) pools: Kind,
     url: Secret,
-    hosts: Vec<String>,
+    pub(super) hosts: Vec<String>,
     /// Which of the hosts is used.
-    host: AtomicUsize,
-    kept_first: Mutex<Option<Pooled>>,
-    kept_rest: Mutex<Option<Pooled>>,
+    pub(super) host: AtomicUsize,
+    pub(super) kept_first: Mutex<Option<Pooled>>,
+    pub(super) kept_rest: Mutex<Option<Pooled>>,
     /// Held while looking for a host that accepts writes.
-    failing_over: tokio::sync::Mutex<()>,
-    shown: String,
-    options: StoreOptions,
+    pub(super) failing_over: tokio::sync::Mutex<()>,
+    pub(super) shown: String,
+    pub(super) options: StoreOptions,
     /// Set if the database is not redrive's own but that of a guarded table.
-    business: Option<Business>,
+    pub(super) business: Option<Business>,
 }
 
 /// A database in which redrive has no tables: connections to it are left as they are, but for these.
@@ -111,7 +109,7 @@ impl std::fmt::Debug for Secret {
 }
 
 #[derive(Debug)]
-enum Kind {
+pub(super) enum Kind {
     #[cfg(feature = "sqlite")]
     Sqlite(Pair<sqlx::Sqlite>),
     #[cfg(feature = "postgres")]
@@ -302,7 +300,7 @@ impl Pools {
         }
     }
 
-    async fn acquire(&self, wanted: Use) -> sqlx::Result<Pooled> {
+    pub(super) async fn acquire(&self, wanted: Use) -> sqlx::Result<Pooled> {
         Ok(match &self.pools {
             #[cfg(feature = "sqlite")]
             Kind::Sqlite(pair) => Pooled::Sqlite(pair.pool(wanted).acquire().await?),
@@ -410,175 +408,12 @@ impl Pools {
         tries.wait().await;
         None
     }
-
-    /// Uses the first host, in order, that accepts writes. If none does, nothing changes.
-    async fn fail_over(&self) {
-        if self.hosts.len() < 2 {
-            return;
-        }
-        let Ok(_alone) = self.failing_over.try_lock() else {
-            return; // someone is looking already
-        };
-        for (i, host) in self.hosts.iter().enumerate() {
-            if !self.accepts_writes(host).await {
-                continue;
-            }
-            if self.host.swap(i, Ordering::AcqRel) != i {
-                tracing::warn!(
-                    host = i + 1,
-                    of = self.hosts.len(),
-                    "database failover: now using another host of the list"
-                );
-            }
-            return self.connect_to(host);
-        }
-    }
-
-    async fn accepts_writes(&self, host: &str) -> bool {
-        let probe = async {
-            match &self.pools {
-                #[cfg(feature = "sqlite")]
-                Kind::Sqlite(_) => Ok(true),
-                #[cfg(feature = "postgres")]
-                Kind::Postgres(_) => {
-                    let mut c = sqlx::postgres::PgConnectOptions::from_str(host)?.connect().await?;
-                    let sql = "SELECT CASE WHEN pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on' THEN 0 ELSE 1 END";
-                    is_one(Connection::from(&mut c), sql).await
-                }
-                #[cfg(feature = "mysql")]
-                Kind::MySql(_) => {
-                    let mut c = sqlx::mysql::MySqlConnectOptions::from_str(host)?.connect().await?;
-                    let sql = "SELECT CASE WHEN @@global.read_only = 0 THEN 1 ELSE 0 END";
-                    let writable = is_one(Connection::from(&mut c), sql).await?;
-                    Ok(writable && super::connect::is_ready(&mut Connection::from(&mut c)).await?)
-                }
-            }
-        };
-        tokio::time::timeout(self.options.connect_timeout, probe)
-            .await
-            .is_ok_and(|r: sqlx::Result<bool>| r.unwrap_or(false))
-    }
-
-    /// New connections go to this host; old ones fall away as they fail.
-    fn connect_to(&self, host: &str) {
-        match &self.pools {
-            #[cfg(feature = "sqlite")]
-            Kind::Sqlite(_) => {}
-            #[cfg(feature = "postgres")]
-            Kind::Postgres(pair) => {
-                let options = match self.business {
-                    None => super::connect::postgres_options(host),
-                    Some(_) => super::connect::business_postgres_options(host).map(|o| (o.clone(), o)),
-                };
-                if let Ok((first, rest)) = options {
-                    pair.first.set_connect_options(first);
-                    pair.rest.set_connect_options(rest);
-                }
-            }
-            #[cfg(feature = "mysql")]
-            Kind::MySql(pair) => {
-                let options = match &self.business {
-                    None => sqlx::mysql::MySqlConnectOptions::from_str(host),
-                    Some(business) => super::connect::business_mysql_options(host, business),
-                };
-                if let Ok(options) = options {
-                    pair.first.set_connect_options(options.clone());
-                    pair.rest.set_connect_options(options);
-                }
-            }
-        }
-    }
-
-    /// The first connection: within the time limit, to a database that is new enough.
-    async fn check(&self) -> Result<()> {
-        let doing = format!("opening {}", self.shown);
-        let first = tokio::time::timeout(self.options.connect_timeout, self.first_connection()).await;
-        let version = match first {
-            Ok(Ok(version)) => version,
-            Ok(Err(e)) => return Err(database_error(doing, e)),
-            Err(_) => {
-                return Err(database_error(
-                    format!("{doing} within {:?}", self.options.connect_timeout),
-                    sqlx::Error::PoolTimedOut,
-                ));
-            }
-        };
-        let too_old = match self.dialect() {
-            Dialect::Sqlite => None,
-            Dialect::Postgres => (numbers(&version) < [13, 0]).then_some("PostgreSQL 13"),
-            Dialect::MySql if version.contains("MariaDB") => (numbers(&version) < [10, 6]).then_some("MariaDB 10.6"),
-            Dialect::MySql => (numbers(&version) < [8, 0]).then_some("MySQL 8.0"),
-        };
-        match too_old {
-            Some(wanted) => {
-                Err(Error::Schema(format!("{doing}: the server is {version}; redrive needs {wanted} or later")))
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// A connection to the first host that can be had, and what the server says it is.
-    async fn first_connection(&self) -> sqlx::Result<String> {
-        let mut result = self.version().await;
-        if result.is_err() && self.hosts.len() > 1 {
-            self.fail_over().await;
-            result = self.version().await;
-        }
-        result
-    }
-
-    async fn version(&self) -> sqlx::Result<String> {
-        let sql = match self.dialect() {
-            Dialect::Sqlite => "SELECT sqlite_version()",
-            Dialect::Postgres => "SELECT current_setting('server_version')",
-            Dialect::MySql => "SELECT version()",
-        };
-        let mut pooled = self.connect_once().await?;
-        let row = pooled.connection().row(query(sql)).await?;
-        Ok(row.map(|r| r.columns().text().map(str::to_owned)).transpose()?.unwrap_or_default())
-    }
-
-    /// A pool goes on trying to connect until its time is up; the first time we want to hear at once why it cannot.
-    async fn connect_once(&self) -> sqlx::Result<Pooled> {
-        match &self.pools {
-            #[cfg(feature = "sqlite")]
-            Kind::Sqlite(pair) => drop(pair.first.acquire().await?),
-            #[cfg(feature = "postgres")]
-            Kind::Postgres(pair) => drop(pair.rest.connect_options().connect().await?),
-            #[cfg(feature = "mysql")]
-            Kind::MySql(pair) => drop(pair.rest.connect_options().connect().await?),
-        }
-        self.acquire(Use::Write).await
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn is_one(mut c: Connection<'_>, sql: &'static str) -> sqlx::Result<bool> {
-    Ok(c.row(query(sql)).await?.map(|row| row.int()).transpose()? == Some(1))
-}
-
 pub(crate) fn loses_connection(e: &sqlx::Error) -> bool {
     matches!(fault(e), Fault::Disconnected | Fault::Unavailable)
-}
-
-/// Major and minor of `15.18 (Debian …)` or `5.5.5-10.11.19-MariaDB-…`.
-fn numbers(version: &str) -> [u32; 2] {
-    let version = version.strip_prefix("5.5.5-").unwrap_or(version); // an old prefix of MariaDB's
-    let mut parts = version.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
-    [parts.next().unwrap_or(0), parts.next().unwrap_or(0)]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn server_versions() {
-        assert_eq!(numbers("15.18 (Debian 15.18-0+deb12u1)"), [15, 18]);
-        assert_eq!(numbers("5.5.5-10.11.19-MariaDB-0+deb12u1"), [10, 11]);
-        assert_eq!(numbers("8.4.0"), [8, 4]);
-    }
 }
