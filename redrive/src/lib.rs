@@ -43,6 +43,7 @@ pub mod __private;
 mod backoff;
 pub mod barrier;
 mod call;
+mod call_error;
 mod callback;
 mod classify;
 mod clock;
@@ -76,7 +77,8 @@ pub mod task;
 pub mod testing;
 
 pub use backoff::{Backoff, Jitter};
-pub use call::{CallError, Called, Cause};
+pub use call::Called;
+pub use call_error::{CallError, Cause};
 pub use callback::{FinalFailure, GivenUp, Succeeded};
 pub use classify::{Class, ErrorKind, Failure, Kind, classify};
 pub use clock::{Clock, Timestamp};

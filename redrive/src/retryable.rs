@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::call::UNMET;
+use crate::call_error::UNMET;
 use crate::classify::{Failure, Kind};
 use crate::condition;
 use crate::context::Context;

@@ -8,7 +8,7 @@ use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use crate::call::no_result;
+use crate::call_error::no_result;
 use crate::classify::{Failure, Kind};
 use crate::clock::{Stopwatch, pause};
 use crate::context::Context;

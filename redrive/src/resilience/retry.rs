@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::budget::RetryBudget;
 use super::last_good::MaybeRejected;
 use super::permit::{Rejected, rejection};
-use crate::call::Cause;
+use crate::call_error::Cause;
 use crate::classify::{Class, ErrorKind, Failure, Kind};
 use crate::clock::{Clock, Timestamp, pause};
 use crate::error::{Problems, Result as RedriveResult, chain};
@@ -117,7 +117,9 @@ impl Retry {
         let mut course = self.begin();
         loop {
             let cause = match self.within_limit(attempt(course.failures + 1)).await {
-                Err(limit) => (Failure::retry(Kind::TIMEOUT, crate::call::no_result(limit)), Cause::Timeout(limit)),
+                Err(limit) => {
+                    (Failure::retry(Kind::TIMEOUT, crate::call_error::no_result(limit)), Cause::Timeout(limit))
+                }
                 Ok(ended) => match (judge(&ended), ended) {
                     (None, Ok(value)) => return Ok(value),
                     (Some(failure), Ok(value)) => (failure, Cause::Unmet(value)),
