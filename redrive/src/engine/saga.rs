@@ -194,8 +194,9 @@ async fn attempt(
         Err(undecodable) => return undecodable.into(),
     };
     let saga = match wanted(journals, store, &params, task.attempts > 0).await {
-        Ok(Some(saga)) => saga,
-        Ok(None) => return Outcome::Done.into(), // decided meanwhile, or gone: there is nothing to do
+        Ok(Wanted::Yes(saga)) => saga,
+        Ok(Wanted::Stopped) => return leave(journals, &params).await.into(),
+        Ok(Wanted::No) => return Outcome::Done.into(),
         Err(e) => return failed(&e).into(),
     };
     let (id, work) = (params.saga, params.work);
@@ -218,16 +219,38 @@ async fn attempt(
     end(journals, &cx, event).await.into()
 }
 
-/// The saga, if it still wants this. What is known here may be out of date: whoever is not wanted, or has failed before, looks again.
-async fn wanted(journals: &Journals, store: &Store, params: &StepParams, fresh: bool) -> Result<Option<Arc<State>>> {
+/// Whether a saga wants some work to be done.
+enum Wanted {
+    Yes(Arc<State>),
+    /// Not any more: it goes back, and waits to hear how this ends.
+    Stopped,
+    /// It is decided, or gone: there is nothing to do.
+    No,
+}
+
+/// Whether its saga still wants this. What is known here may be out of date: whoever is not wanted, or has failed before, looks again.
+async fn wanted(journals: &Journals, store: &Store, params: &StepParams, fresh: bool) -> Result<Wanted> {
     if !fresh
         && let Some(saga) = journals.get(store, &params.saga, false).await?
         && saga.wants(&params.work)
     {
-        return Ok(Some(saga));
+        return Ok(Wanted::Yes(saga));
     }
-    let saga = journals.get(store, &params.saga, true).await?;
-    Ok(saga.filter(|saga| saga.wants(&params.work)))
+    Ok(match journals.get(store, &params.saga, true).await? {
+        Some(saga) if saga.wants(&params.work) => Wanted::Yes(saga),
+        Some(saga) if saga.is_awaited(&params.work) => Wanted::Stopped,
+        _ => Wanted::No,
+    })
+}
+
+/// Its saga has turned back before this attempt, and [`STOP`] has not come for it yet. Without a word about it the saga would wait for
+/// ever; and only of an attempt that was never made is it known that it had no effect, so nothing is claimed.
+async fn leave(journals: &Journals, params: &StepParams) -> Outcome {
+    let event = gone_wrong(&params.work, false, "stopped: the saga goes back");
+    match journals.tell(&params.saga, Tell::Event(event)).await {
+        Ok(_) | Err(Error::NotFound { .. }) => Outcome::Done,
+        Err(e) => failed(&e),
+    }
 }
 
 fn fits(store: &Store, output: &Value) -> bool {

@@ -126,7 +126,7 @@ impl Sagas<'_> {
     ) -> Result<()> {
         let payload = written("payload", payload)?;
         self.sized("payload", &payload)?;
-        let event = Event::Signal { name: signal.to_owned(), payload, by: by.map(str::to_owned) };
+        let event = Event::Signal { name: signal.to_owned(), payload, by: by.map(str::to_owned), key: None };
         self.tell(id, Tell::Wish(Wish::Event(event), None)).await.map(|_| ())
     }
 

@@ -126,6 +126,9 @@ pub enum Event {
         /// By whom.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         by: Option<String>,
+        /// What makes it the same as one that was said before, which then counts once.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key: Option<String>,
     },
     /// From now on nothing new is begun, and what was done is undone.
     Rollback {

@@ -22,6 +22,7 @@ stores!(
     under_way_is_no_failure,
     a_start_is_idempotent_by_its_id,
     going_back_stops_what_is_under_way,
+    what_had_to_wait_for_its_turn_is_not_begun_when_the_saga_goes_back,
     two_nodes_share_a_saga,
     answers_that_are_lost_change_nothing,
     sagas_are_listed_and_removed,
@@ -259,6 +260,22 @@ async fn going_back_stops_what_is_under_way(db: Db) {
     assert_eq!(undone.pop().as_deref(), Some("a/undo"));
     undone.sort();
     assert_eq!(undone, ["again/undo", "hang/undo", "no/undo"]);
+    engine.stop().await;
+}
+
+/// The step that waits has its turn as soon as the first is refused, before anybody could stop it.
+async fn what_had_to_wait_for_its_turn_is_not_begun_when_the_saga_goes_back(db: Db) {
+    let world = World::default();
+    let one_at_a_time = redrive::MethodOptions::default().concurrency(1);
+    let engine = world.engine_with(&db.store, &["go"], one_at_a_time).await;
+    for n in 0..10 {
+        world.will("a", [Say::Refuse]).will("b", [Say::Refuse]);
+        let seen = world.seen().len();
+        let ended = play(&engine, saga([step("a", &[]), step("b", &[])]), &format!("t{n}")).await;
+        let ran = world.seen().split_off(seen);
+        assert_eq!(ended, SagaState::Compensated, "{ran:?}");
+        assert_eq!(ran.iter().filter(|step| !step.ends_with("undo")).count(), 1, "{ran:?}");
+    }
     engine.stop().await;
 }
 
