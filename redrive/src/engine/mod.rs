@@ -33,6 +33,7 @@ mod journals;
 mod lanes;
 mod limits;
 mod live;
+mod memory;
 mod node;
 #[cfg(feature = "notify")]
 mod notices;
@@ -42,6 +43,7 @@ mod sagas;
 mod scanner;
 mod settler;
 mod signals;
+mod tell;
 mod upkeep;
 mod view;
 mod wheel;

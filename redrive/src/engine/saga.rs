@@ -6,8 +6,10 @@
 //! it ends. Going back stops what is under way by `redrive.saga.stop`, a task as well: what is to be done after a commit must survive
 //! a crash.
 //!
-//! Time needs no tasks: each saga's row says when it must be looked at. The node that wrote it remembers; for those of dead nodes one
-//! node looks into the table now and then.
+//! Time needs no tasks: each saga's row says when it must be looked at. The node that wrote it remembers. For those of nodes that are gone
+//! one node, which holds a lock, looks into the table a moment after the next time in it: whoever remembers has been there by then. When
+//! the holder of the lock dies, whoever declares it dead frees the lock, so nobody waits for that to expire. The lock saves
+//! work; what keeps things right is the journal.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -29,10 +31,11 @@ use crate::saga::{
 };
 use crate::settle::Outcome;
 use crate::store::{Lock, Store, TaskFilter};
-use crate::task::{Task, limits};
+use crate::task::{NodeNumber, Task, limits};
 
 use super::handler::{Attempted, Attempting, Handler, decode};
-use super::journals::{Journals, Tell};
+use super::journals::Journals;
+use super::tell::Tell;
 use super::{Builder, MethodOptions, Shared, Verdict, lock};
 
 /// What hears that a step's task was given up.
@@ -43,8 +46,12 @@ pub(super) const STOP: &str = "redrive.saga.stop";
 pub(super) const BUSINESS: &str = "saga";
 /// Undoing goes before what is begun.
 const UNDO_PRIORITY: i16 = 10;
-/// How often one node looks for sagas whose time has come and that nobody has in memory.
+/// The lock of who looks for sagas whose time has come and that nobody has in memory.
+const LOCK: &str = "sagas";
+/// How often that is, at the least; and how often the lock is renewed.
 const SWEEP: Duration = Duration::from_secs(5);
+/// How long a time is left to whoever has it in memory.
+const LAG: Duration = Duration::from_millis(250);
 /// How many it takes at once.
 const SWEPT: u32 = 1_000;
 
@@ -87,6 +94,8 @@ pub(super) struct Desk {
     /// Those that are to be looked at, and when.
     timers: Mutex<BTreeSet<(Timestamp, String)>>,
     sooner: Notify,
+    /// A node has died: what it had in memory is for others.
+    orphaned: Notify,
     hook: Option<Hook>,
     engine: Later,
     any: bool,
@@ -143,9 +152,18 @@ impl Builder {
         let mut named = HashMap::new();
         for definition in definitions {
             let json = serde_json::to_string(&definition).map_err(|e| Error::invalid("saga", e.to_string()))?;
-            named.insert(definition.name.clone(), (journals.flow(definition)?, json));
+            named.insert(definition.name.clone(), (journals.memory.flow(definition)?, json));
         }
-        Ok(Desk { journals, named, timers: Mutex::default(), sooner: Notify::new(), hook, engine, any })
+        Ok(Desk {
+            journals,
+            named,
+            timers: Mutex::default(),
+            sooner: Notify::new(),
+            orphaned: Notify::new(),
+            hook,
+            engine,
+            any,
+        })
     }
 
     fn ended_handler(&self) -> Handler {
@@ -202,8 +220,7 @@ async fn attempt(
     let (id, work) = (params.saga, params.work);
     let cx = StepCx { context, saga, id, work };
     let ended = match runner.run(&cx).await {
-        Ok(output) if fits(store, &output) => Ok(output),
-        Ok(_) => Err(StepError::unknown(format!("its output is greater than {} bytes", store.max_params()))),
+        Ok(output) => fits(store, &output).map(|()| output),
         Err(e) => Err(e),
     };
     let event = match ended {
@@ -231,12 +248,12 @@ enum Wanted {
 /// Whether its saga still wants this. What is known here may be out of date: whoever is not wanted, or has failed before, looks again.
 async fn wanted(journals: &Journals, store: &Store, params: &StepParams, fresh: bool) -> Result<Wanted> {
     if !fresh
-        && let Some(saga) = journals.get(store, &params.saga, false).await?
+        && let Some(saga) = journals.memory.get(store, &params.saga, false).await?
         && saga.wants(&params.work)
     {
         return Ok(Wanted::Yes(saga));
     }
-    Ok(match journals.get(store, &params.saga, true).await? {
+    Ok(match journals.memory.get(store, &params.saga, true).await? {
         Some(saga) if saga.wants(&params.work) => Wanted::Yes(saga),
         Some(saga) if saga.is_awaited(&params.work) => Wanted::Stopped,
         _ => Wanted::No,
@@ -253,8 +270,27 @@ async fn leave(journals: &Journals, params: &StepParams) -> Outcome {
     }
 }
 
-fn fits(store: &Store, output: &Value) -> bool {
-    output.is_null() || serde_json::to_string(output).is_ok_and(|json| json.len() <= store.max_params())
+/// What cannot be stored, or could not be read again, is not taken. It was done, though.
+fn fits(store: &Store, output: &Value) -> Result<(), StepError> {
+    let is_short = output.is_null() || output.to_string().len() <= store.max_params();
+    match is_short && depth(output) <= DEEPEST {
+        true => Ok(()),
+        false => Err(StepError::unknown(format!(
+            "its output is of more than {} bytes, or nested deeper than {DEEPEST}",
+            store.max_params()
+        ))),
+    }
+}
+
+/// How deep a value is nested; what is written must be read again, and readers of JSON give up at 128.
+pub(super) const DEEPEST: usize = 100;
+
+pub(super) fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(all) => 1 + all.iter().map(depth).max().unwrap_or(0),
+        Value::Object(all) => 1 + all.values().map(depth).max().unwrap_or(0),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
+    }
 }
 
 fn gone_wrong(work: &Work, refused: bool, error: &str) -> Event {
@@ -383,17 +419,22 @@ impl Shared {
         self.defaults.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 
-    /// This saga is to be looked at then.
-    pub(super) fn look_at(&self, at: Timestamp, id: String) {
+    /// A saga is to be looked at then, and no more when it was to be.
+    pub(super) fn look_at(&self, id: &str, was: Option<Timestamp>, at: Option<Timestamp>) {
+        if was == at {
+            return;
+        }
         let mut timers = lock(&self.sagas.timers);
+        was.into_iter().for_each(|was| _ = timers.remove(&(was, id.to_owned())));
+        let Some(at) = at else { return };
         let is_next = timers.first().is_none_or(|(next, _)| at < *next);
-        timers.insert((at, id));
+        timers.insert((at, id.to_owned()));
         if is_next {
             self.sagas.sooner.notify_one();
         }
     }
 
-    /// Looks at those whose time has come, as far as we remember.
+    /// Looks at those whose time has come, as far as we remember; when the next one's will have.
     fn look_at_remembered(&self, now: Timestamp) -> Option<Timestamp> {
         let mut timers = lock(&self.sagas.timers);
         let later = timers.split_off(&(now + Duration::from_millis(1), String::new()));
@@ -402,21 +443,32 @@ impl Shared {
         timers.first().map(|(at, _)| *at)
     }
 
-    /// Looks at all whose time has come; how many there were.
+    /// Looks at all whose time has come; how many moved on. One that cannot, because it cannot be read for example, does not keep the
+    /// others from it.
     pub(super) async fn look_at_due_sagas(&self, now: Timestamp) -> Result<usize> {
-        let mut looked_at = 0;
+        let (mut moved, mut last) = (0, None);
         loop {
-            let due = self.store.due_sagas(now, SWEPT).await?;
-            let found = due.len();
-            let looks = due.iter().map(|id| self.sagas.journals.tell(id, Tell::Look));
+            let due = self.store.due_sagas(last.as_ref(), now, SWEPT).await?;
+            let looks = due.iter().map(|(_, id)| self.sagas.journals.tell(id, Tell::Look));
             let answers = futures_util::future::join_all(looks).await;
-            let done = answers.iter().filter(|answer| answer.as_ref().is_ok_and(|a| a.is_new)).count();
-            looked_at += done;
-            // What is due and cannot be moved on would be found again and again.
-            if found < SWEPT as usize || done == 0 {
-                return Ok(looked_at);
+            moved += answers.iter().filter(|answer| answer.as_ref().is_ok_and(|a| a.is_new)).count();
+            if due.len() < SWEPT as usize {
+                return Ok(moved);
             }
+            last = due.into_iter().next_back();
         }
+    }
+
+    /// A node was declared dead: whoever declares it takes care that its sagas' times are looked after at once.
+    pub(super) async fn take_over_sagas(&self, dead: NodeNumber) {
+        let freed = match self.store.held_lock(LOCK, self.clock.now()).await {
+            Ok(Some(lock)) if lock.owner == dead.to_string() => self.store.unlock(&lock).await.map(|_| ()),
+            other => other.map(|_| ()),
+        };
+        if let Err(e) = freed {
+            tracing::warn!(error = %e, "the lock of the sagas' times could not be freed; it expires");
+        }
+        self.sagas.orphaned.notify_one();
     }
 
     /// A test may want the process to die here.
@@ -430,21 +482,21 @@ pub(super) async fn run(shared: Arc<Shared>) {
     if !shared.sagas.any {
         return; // those who run steps look at the time, too
     }
-    let (mut swept, mut held) = (Timestamp::EPOCH, None);
+    let (mut held, mut look) = (None, Timestamp::EPOCH);
     loop {
         let now = shared.clock.now();
         let next = shared.look_at_remembered(now);
-        if now.since(swept) >= SWEEP && shared.me.may_work() {
-            swept = now;
-            match sweep(&shared, now).await {
-                Ok(lock) => held = lock,
-                Err(e) => tracing::warn!(error = %e, "sagas whose time has come could not be looked for; trying again"),
-            }
+        if look <= now {
+            look = sweep(&shared, &mut held, now).await.unwrap_or_else(|e| {
+                tracing::warn!(error = %e, "sagas whose time has come could not be looked for; trying again");
+                now + SWEEP
+            });
         }
-        let wait = next.map_or(SWEEP, |next| next.since(now)).min(SWEEP);
+        let wait = next.unwrap_or(look).min(look).since(now).min(SWEEP).max(Duration::from_millis(1));
         tokio::select! {
             () = pause(wait) => {}
             () = shared.sagas.sooner.notified() => {}
+            () = shared.sagas.orphaned.notified() => look = Timestamp::EPOCH,
             () = shared.stopping.cancelled() => break,
         }
     }
@@ -455,12 +507,39 @@ pub(super) async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// One node does it for all.
-async fn sweep(shared: &Shared, now: Timestamp) -> Result<Option<Lock>> {
-    let me = shared.me.number().to_string();
-    let lock = shared.store.lock("sagas", &me, SWEEP * 3, now).await?;
-    if lock.is_some() {
-        shared.look_at_due_sagas(now).await?;
+/// Looks at the sagas whose time has come, if that is ours to do; when to look again.
+async fn sweep(shared: &Shared, held: &mut Option<Lock>, now: Timestamp) -> Result<Timestamp> {
+    if !shared.me.may_work() {
+        return Ok(now + LAG);
     }
-    Ok(lock)
+    // It is renewed long before it expires, but not at every look: that is a write.
+    let is_ours = held.as_ref().is_some_and(|lock| now + SWEEP * 2 < lock.expires_at);
+    if !is_ours {
+        *held = shared.store.lock(LOCK, &shared.me.number().to_string(), SWEEP * 3, now).await?;
+    }
+    if held.is_none() {
+        return Ok(now + SWEEP); // another node does it for all
+    }
+    shared.look_at_due_sagas(now).await?;
+    Ok(next_look(now, shared.store.next_due_saga(now).await?))
+}
+
+/// A moment after the next time in the table, but not at once and not too late: others may write an earlier one.
+fn next_look(now: Timestamp, next: Option<Timestamp>) -> Timestamp {
+    next.map_or(now + SWEEP, |next| (next + LAG).clamp(now + LAG, now + SWEEP))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_looked_at_a_moment_after_the_next_time_in_it() {
+        let now = Timestamp::from_millis(1_800_000_000_000);
+        let after = |ms: u64| now + Duration::from_millis(ms);
+        assert_eq!(next_look(now, None), now + SWEEP);
+        assert_eq!(next_look(now, Some(after(1_000))), after(1_250));
+        assert_eq!(next_look(now, Some(after(1))), after(251), "not before those who remember it");
+        assert_eq!(next_look(now, Some(after(60_000))), now + SWEEP);
+    }
 }

@@ -164,6 +164,27 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// What it is about, if that is some work.
+    pub fn work(&self) -> Option<&Work> {
+        match self {
+            Self::Started { work }
+            | Self::Done { work, .. }
+            | Self::Failed { work, .. }
+            | Self::Skipped { work, .. }
+            | Self::TimeUp { work } => Some(work),
+            Self::Began
+            | Self::Signal { .. }
+            | Self::Rollback { .. }
+            | Self::Round
+            | Self::Decided
+            | Self::Forward { .. }
+            | Self::Input { .. }
+            | Self::Ended { .. } => None,
+        }
+    }
+}
+
 /// Why a saga is undone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
