@@ -211,9 +211,9 @@ impl World {
     }
 
     /// Tells the saga something, or the time; whether something came of it.
-    fn tell(&mut self, event: Option<Event>) -> bool {
-        let allowed = event.as_ref().is_none_or(|event| self.reference.allows(event, self.now));
-        let next = match advance(&self.state, event.clone(), self.now) {
+    fn tell(&mut self, event: Option<&Event>) -> bool {
+        let allowed = event.is_none_or(|event| self.reference.allows(event, self.now));
+        let next = match advance(&self.state, event.cloned(), self.now) {
             Err(_) => {
                 assert!(!allowed, "{event:?} is refused: {:#?}", self.reference);
                 return false;
@@ -299,16 +299,16 @@ impl World {
     /// Outcomes, perhaps twice: the answer to the first was lost.
     fn say(&mut self, events: Vec<Event>) {
         for event in events {
-            let came = self.tell(Some(event.clone()));
+            let came = self.tell(Some(&event));
             if let (Event::Started { work }, true) = (&event, came) {
                 // Tried again, it is done.
                 self.tasks.retain(|(task, _)| task != work);
-                self.tell(Some(Event::Done { work: work.clone(), output: json!(1), by: None }));
+                self.tell(Some(&Event::Done { work: work.clone(), output: json!(1), by: None }));
                 continue;
             }
             if self.roll(4) == 0 {
                 let before = self.journal.len();
-                self.tell(Some(event));
+                self.tell(Some(&event));
                 assert_eq!(self.journal.len(), before, "an outcome counts once");
             }
         }
@@ -321,7 +321,7 @@ impl World {
         let key = keyed.then(|| format!("key-{}", self.keys));
         let signal =
             |payload: u64| Event::Signal { name: name.clone(), payload: json!(payload), by: None, key: key.clone() };
-        let came = self.tell(Some(signal(1)));
+        let came = self.tell(Some(&signal(1)));
         if came && keyed && repeated {
             assert_eq!(advance(&self.state, Some(signal(1)), self.now), Err(Illegal::Known));
             let is_ended = self.state.ended.is_some();
@@ -338,7 +338,7 @@ impl World {
             10 => Event::Input { input: json!(2), by: by() },
             _ => Event::Ended { state: SagaState::Killed, by: Some(by()) },
         };
-        self.tell(Some(event));
+        self.tell(Some(&event));
     }
 
     /// Time passes: to just before something happens by itself, to that moment, or by chance.

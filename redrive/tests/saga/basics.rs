@@ -320,6 +320,7 @@ async fn a_stop_does_not_wait_for_a_database_that_is_away(db: Db) {
     let faults = Faults::default();
     let mut options = options();
     options.faults = Some(faults.clone());
+    options.retry_for = std::time::Duration::from_millis(200);
     let store = redrive::Store::open_with(&db.url, options).await.unwrap();
     let mut config = redrive::EngineConfig::default();
     config.grace = std::time::Duration::from_millis(100);
