@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use redrive::saga::{SagaState, StepDef, StepKind, StepView};
 use redrive::store::{Role, SagaFilter, SagaRecord, SagaSummary};
-use redrive::{Engine, Error, Result, Timestamp};
+use redrive::{Engine, Error, Problems, Result, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::{IntoParams, ToSchema};
@@ -359,20 +359,27 @@ pub(crate) struct Act {
 const LONGEST_NOTE: usize = 1_000;
 
 impl Act {
+    /// Whether it is all there.
+    fn check(&self) -> Result<()> {
+        let note = self.note.as_ref().map_or(0, |note| note.chars().count());
+        let needs_step = matches!(self.action, Action::Skip | Action::Resolve);
+        let mut problems = Problems::default();
+        problems.require(note <= LONGEST_NOTE, "note", || format!("must be of {LONGEST_NOTE} characters at the most"));
+        problems.require(self.step.is_some() || !needs_step, "step", || "must be given".into());
+        let needs_input = self.action == Action::EditInput;
+        problems.require(self.input.is_some() || !needs_input, "input", || "must be given".into());
+        problems.into_result()
+    }
+
     pub(crate) async fn on(&self, engine: &Engine, id: &str, by: &str) -> Result<()> {
+        self.check()?;
         let (sagas, by, note) = (engine.sagas(), Some(by), self.note.as_deref());
-        let step = || self.step.as_deref().ok_or_else(|| Error::invalid("step", "must be given"));
-        if note.is_some_and(|note| note.chars().count() > LONGEST_NOTE) {
-            return Err(Error::invalid("note", format!("must be of {LONGEST_NOTE} characters at the most")));
-        }
+        let step = self.step.as_deref().unwrap_or_default();
         match self.action {
             Action::Retry => sagas.retry_now(id, by, note).await.map(|_| ()),
-            Action::Skip => sagas.skip(id, step()?, by, note).await,
-            Action::Resolve => sagas.resolve(id, step()?, self.output.clone(), by, note).await,
-            Action::EditInput => {
-                let input = self.input.clone().ok_or_else(|| Error::invalid("input", "must be given"))?;
-                sagas.edit_input(id, input, by, note).await
-            }
+            Action::Skip => sagas.skip(id, step, by, note).await,
+            Action::Resolve => sagas.resolve(id, step, self.output.clone(), by, note).await,
+            Action::EditInput => sagas.edit_input(id, self.input.clone().unwrap_or_default(), by, note).await,
             Action::Forward => sagas.forward(id, by, note).await,
             Action::Cancel => sagas.cancel(id, by, note).await,
             Action::Kill => sagas.kill(id, by, note).await,
@@ -435,6 +442,7 @@ async fn act_on_many(
     Operator(who): Operator,
     Json(many): Json<ActOnMany>,
 ) -> Answer<Shows<ManyActedOn>> {
+    many.act.check()?;
     let ids = which(&app, &many).await?;
     let mut sagas = Vec::with_capacity(ids.len());
     for id in ids {

@@ -201,7 +201,7 @@ impl World {
         let reference = Reference::new(&case.definition);
         let (journal, tasks, stopped) = Default::default();
         let mut world = Self { case, state, reference, journal, tasks, stopped, now: START, dice: 0, keys: 0 };
-        assert!(world.tell(Some(Event::Began)));
+        assert!(world.tell(Some(&Event::Began)));
         world
     }
 
