@@ -44,6 +44,7 @@ mod scanner;
 mod settler;
 mod signals;
 mod tell;
+mod times;
 mod upkeep;
 mod view;
 mod wheel;
@@ -610,7 +611,7 @@ impl Shared {
         services.spawn(inserter::run(self.clone()));
         services.spawn(settler::run(self.clone()));
         services.spawn(journals::run(self.clone()));
-        services.spawn(saga::run(self.clone()));
+        services.spawn(times::run(self.clone()));
         services.spawn(scanner::run(self.clone()));
         services.spawn(claimer::run(self.clone()));
         services.spawn(node::run(self.clone()));
