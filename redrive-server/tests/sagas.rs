@@ -103,9 +103,13 @@ impl Redrive {
     async fn ask_as(&self, token: &str, method: &str, path: &str, body: &Value) -> (u16, Value) {
         let request =
             self.client.request(method.parse().unwrap(), format!("{}/api/v1{path}", self.url)).bearer_auth(token);
-        let answer = if body.is_null() { request } else { request.body(body.to_string()) }.send().await.unwrap();
-        let status = answer.status().as_u16();
-        (status, serde_json::from_str(&answer.text().await.unwrap()).unwrap_or_default())
+        answered(if body.is_null() { request } else { request.body(body.to_string()) }).await
+    }
+
+    /// A body that need not be JSON.
+    async fn send(&self, method: &str, path: &str, body: String) -> (u16, Value) {
+        let request = self.client.request(method.parse().unwrap(), format!("{}/api/v1{path}", self.url));
+        answered(request.bearer_auth(&self.token).body(body)).await
     }
 
     async fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
@@ -130,6 +134,12 @@ impl Redrive {
         let said = command.current_dir(self.dir.path()).output().unwrap();
         (said.status.code(), String::from_utf8([said.stdout, said.stderr].concat()).unwrap())
     }
+}
+
+async fn answered(request: reqwest::RequestBuilder) -> (u16, Value) {
+    let answer = request.send().await.unwrap();
+    let status = answer.status().as_u16();
+    (status, serde_json::from_str(&answer.text().await.unwrap()).unwrap_or_default())
 }
 
 /// The travel example: hotel, then flight, then a mail.
@@ -207,10 +217,35 @@ async fn what_is_under_way_is_asked_for_and_a_signal_is_waited_for() {
     assert_eq!(redrive.ask("POST", "/sagas", &json!({ "id": "o1", "saga": saga })).await.0, 201);
     redrive.until("o1", "waiting").await;
     assert_eq!(service.asked(), ["POST /order", "GET /jobs/7", "GET /jobs/7", "GET /jobs/7"]);
-    let (code, said) = redrive.cli(&["saga", "signal", "o1", "approved", r#"{"by": "Bob"}"#]);
+    let signal = ["saga", "signal", "o1", "approved", r#"{"by": "Bob"}"#, "--key", "mail-17"];
+    let (code, said) = redrive.cli(&signal);
     assert_eq!(code, Some(0), "{said}");
     redrive.until("o1", "succeeded").await;
     assert_eq!(service.body_of("POST /ship"), json!({ "by": "Bob" }));
+
+    // Said again it is accepted as before, though the saga has ended; something else under that key is a conflict.
+    assert_eq!(redrive.cli(&signal).0, Some(0));
+    let again = |by: &str| json!({ "signal": "approved", "payload": { "by": by }, "key": "mail-17" });
+    assert_eq!(redrive.ask("POST", "/sagas/o1/signals", &again("Bob")).await.0, 204);
+    let (status, problem) = redrive.ask("POST", "/sagas/o1/signals", &again("Eve")).await;
+    assert!(status == 409 && problem.to_string().contains("under this key"), "{status} {problem}");
+    let (status, problem) = redrive.ask("POST", "/sagas/o1/signals", &json!({ "signal": "approved", "key": "" })).await;
+    assert!(status == 422 && problem.to_string().contains("key"), "{status} {problem}");
+    let (_, audit) = redrive.ask("GET", "/audit?action=saga.signal", &Value::Null).await;
+    let [entry] = audit["audit"].as_array().unwrap().as_slice() else { panic!("one entry: {audit}") };
+    assert_eq!((&entry["target"], &entry["after"]["signal"]), (&json!("o1"), &json!("approved")));
+    assert!(!audit.to_string().contains("Bob"), "what was said may be a secret: {audit}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_whose_time_is_up_is_not_shown_as_done() {
+    let redrive = Redrive::start();
+    let wait = json!({ "name": "approval", "kind": { "wait_for": { "signal": "approved", "timeout": "50ms" } } });
+    let saga = json!({ "name": "order", "steps": [wait] });
+    assert_eq!(redrive.ask("POST", "/sagas", &json!({ "id": "o1", "saga": saga })).await.0, 201);
+    let ended = redrive.until("o1", "failed").await;
+    assert_eq!((&ended["steps"][0]["state"], &ended["steps"][0]["error"]), (&json!("refused"), &json!("time is up")));
+    assert!(ended["steps"][0]["changed_at"].is_string(), "{ended:#}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -269,18 +304,46 @@ async fn viewers_see_no_values_and_change_nothing() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn all_that_is_wrong_is_said_when_it_is_submitted() {
-    let redrive = Redrive::start();
-    let step = |name: &str, more: Value| {
-        let mut step = json!({ "name": name, "do": { "url": "https://example.org/x" }, "undo": "none" });
-        step.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        step
-    };
-    let url = |url: &str| json!({ "do": { "url": url } });
-    for (steps, said) in [
-        (json!([]), "from 1 to 100"),
-        (json!([step("a", json!({ "after": ["b"] })), step("b", json!({ "after": ["a"] }))]), "circle"),
+/// A step that is fine but for what is said of it.
+fn step(name: &str, more: Value) -> Value {
+    let mut step = json!({ "name": name, "do": { "url": "https://example.org/x" }, "undo": "none" });
+    let Value::Object(more) = more else { panic!("not an object") };
+    step.as_object_mut().unwrap().extend(more);
+    step
+}
+
+fn url(url: &str) -> Value {
+    json!({ "do": { "url": url } })
+}
+
+/// Steps that cannot be, and what is said of them.
+fn wrong_steps() -> Vec<(Value, &'static str)> {
+    vec![
+        (json!([]), "saga.steps: must be from 1 to 100"),
+        (json!(vec![step("a", json!({})); 101]), "saga.steps: must be from 1 to 100, are 101"),
+        (json!(vec![7; 100_000]), "saga.steps: must be from 1 to 100, are 100000"),
+        (json!([step(&"a".repeat(91), json!({}))]), "saga.steps[0].name: must be of 1 to 90 bytes"),
+        (json!([step("a", json!({})), step("a", json!({}))]), "saga.steps[1].name"),
+        (json!([step("a", json!({ "after": ["x"] }))]), "saga.steps[0].after: there is no step \"x\""),
+        (
+            json!([step("a", json!({ "after": ["b"] })), step("b", json!({ "after": ["a"] }))]),
+            "saga.steps: some wait for each other in a circle",
+        ),
+        (json!([{ "name": "w", "kind": { "wait_for": { "signal": "x", "timeot": "1s" } } }]), "timeot"),
+        (json!([{ "name": "w", "kind": { "sleep": { "time": "1s", "until": 7 } } }]), "until"),
+        (json!([step("a", json!({ "policy": { "max_attemps": 3 } }))]), "max_attemps"),
+        (
+            json!([step("a", json!({ "do": { "url": "https://example.org/x", "boby": 1 } }))]),
+            "saga.steps[0].do: unknown field `boby`",
+        ),
+        (json!([step("a", url("https://example.org/{{input.nobody}}"))]), "saga.steps[0].do: there is no input.nobody"),
+        (json!([step("a", url("https://example.org/{{input.x | input.y}}"))]), "there is no input.x, nor input.y"),
+        (json!([step("a", url("https://example.org/{{steps.b}}"))]), "saga.steps[0].do: steps.b is not a step before"),
+        (json!([step("a", url("https://example.org/{{nothing}}"))]), "saga.steps[0].do: \"nothing\" is none of"),
+        (
+            json!([step("a", json!({ "undo": { "url": "https://example.org/{{self.body" } }))]),
+            "saga.steps[0].undo: has {{ without }}",
+        ),
         (json!([step("a", json!({ "undo": null }))]), "must say how that is undone"),
         (json!([step("a", url("https://example.org/{{steps.b.body}}")), step("b", json!({}))]), "not a step before"),
         (json!([step("a", url("https://example.org/{{self.body}}"))]), "undo and confirm alone"),
@@ -299,7 +362,13 @@ async fn all_that_is_wrong_is_said_when_it_is_submitted() {
         ),
         (json!([{ "name": "a", "undoo": 1 }]), "undoo"),
         (json!([7]), "object"),
-    ] {
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_that_is_wrong_is_said_when_it_is_submitted() {
+    let redrive = Redrive::start();
+    for (steps, said) in wrong_steps() {
         let saga = json!({ "id": "x", "saga": { "name": "n", "steps": steps } });
         let (status, problem) = redrive.ask("POST", "/sagas", &saga).await;
         assert!(status == 422 && problem["detail"].as_str().unwrap().contains(said), "{said}: {status} {problem}");
@@ -307,6 +376,39 @@ async fn all_that_is_wrong_is_said_when_it_is_submitted() {
     for saga in [json!(7), json!({}), json!({ "name": "n" })] {
         assert_eq!(redrive.ask("POST", "/sagas", &json!({ "id": "x", "saga": saga })).await.0, 422);
     }
+    let fine = json!({ "name": "n", "steps": [step("a", url("https://example.org/{{input.x | key}}"))] });
+    for (id, input, said) in [
+        ("", json!(1), "id: must be of 1 to 100 bytes"),
+        (&*"x".repeat(101), json!(1), "id: must be of 1 to 100 bytes"),
+        ("a\0b", json!(1), "without NUL"),
+        ("x", json!("x".repeat(1 << 20)), "input: is 1048578 bytes, the limit is"),
+        ("x", (0..110).fold(json!(1), |inner, _| json!([inner])), "input: is nested deeper than 100"),
+    ] {
+        let (status, problem) = redrive.ask("POST", "/sagas", &json!({ "id": id, "input": input, "saga": fine })).await;
+        assert!(status == 422 && problem["detail"].as_str().unwrap().contains(said), "{said}: {status} {problem}");
+    }
+    let deep = format!(r#"{{"id":"x","input":{}1{}}}"#, "[".repeat(200), "]".repeat(200));
+    assert_eq!(redrive.send("POST", "/sagas", deep).await.0, 400, "no reader of JSON goes that deep");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_done_is_said_before_anything_is() {
+    let redrive = Redrive::start();
+    for (act, said) in [
+        (json!({ "action": "kill", "note": "x".repeat(1_001) }), "note: "),
+        (json!({ "action": "skip" }), "step: must be given"),
+        (json!({ "action": "resolve", "output": 1 }), "step: must be given"),
+        (json!({ "action": "edit_input" }), "input: must be given"),
+    ] {
+        let (status, problem) =
+            redrive.ask("POST", "/sagas/actions", &json!({ "ids": ["x"], "act": act.clone() })).await;
+        assert!(status == 422 && problem["detail"].as_str().unwrap().contains(said), "{said}: {status} {problem}");
+        assert_eq!(redrive.ask("POST", "/sagas/x/actions", &act).await.0, 422);
+    }
+    let nobody = json!({ "ids": ["a\0b", "nobody"], "act": { "action": "retry" } });
+    let (status, many) = redrive.ask("POST", "/sagas/actions", &nobody).await;
+    let problem = |i: usize| many["sagas"][i]["problem"].as_str().unwrap().to_owned();
+    assert!(status == 200 && problem(0).contains("no saga") && problem(1).contains("no saga"), "{many}");
     assert_eq!(redrive.ask("GET", "/sagas/nobody", &Value::Null).await.0, 404);
     assert_eq!(redrive.ask("GET", "/sagas?after=x", &Value::Null).await.0, 422);
 }

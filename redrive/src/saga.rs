@@ -24,6 +24,8 @@ mod event;
 #[cfg(test)]
 mod model;
 pub(crate) mod plan;
+#[cfg(test)]
+mod reference;
 pub(crate) mod state;
 mod step;
 mod view;

@@ -120,7 +120,7 @@ impl Testing {
         for _ in 0..10_000 {
             let handled = |task: &Task| self.engine.handles(&task.method);
             let tasks = self.waiting().await.into_iter().filter(handled).map(|task| task.due);
-            let Some(next) = tasks.chain(good(self.engine.store().next_due_saga().await)).min() else {
+            let Some(next) = tasks.chain(good(self.engine.store().next_due_saga(Timestamp::EPOCH).await)).min() else {
                 return attempts;
             };
             attempts += self.advance_by(next.since(self.now())).await;

@@ -58,6 +58,9 @@ pub(super) enum Command {
         /// What it is told, as JSON.
         #[arg(default_value = "null")]
         payload: String,
+        /// What makes it the same as one that was sent before, which then counts once.
+        #[arg(long)]
+        key: Option<String>,
     },
     /// Try now what waits to be tried again, and again what was given up.
     Retry(Which),
@@ -146,8 +149,8 @@ impl Run for Command {
                 let how = if started.get("existed") == Some(&true.into()) { "was there already" } else { "started" };
                 Ok(out.say(&started, format!("{id}: {how}"))?)
             }
-            Self::Signal { id, signal, payload } => {
-                let body = json!({ "signal": signal, "payload": parsed("the payload", &payload)? });
+            Self::Signal { id, signal, payload, key } => {
+                let body = json!({ "signal": signal, "payload": parsed("the payload", &payload)?, "key": key });
                 api.post(&["sagas", &id, "signals"], &body).await?;
                 Ok(out.say(&json!({ "id": id }), format!("{id}: told"))?)
             }

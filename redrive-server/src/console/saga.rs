@@ -212,7 +212,7 @@ fn item(journaled: &Journaled, sees: bool, w: &Words) -> Item {
         }
         Event::Skipped { work, by } => ("warn", fill(w.step_left_out, &[&of(work)]), fill(w.by, &[by])),
         Event::TimeUp { work } => ("warn", fill(w.step_time_up, &[&of(work)]), String::new()),
-        Event::Signal { name, payload, by: who } => ("", fill(w.saga_told, &[name]), both(by(who), seen(payload))),
+        Event::Signal { name, payload, by: who, .. } => ("", fill(w.saga_told, &[name]), both(by(who), seen(payload))),
         Event::Rollback { why, to } => {
             let what = to.as_ref().map_or_else(|| w.saga_back.to_owned(), |to| fill(w.saga_back_to, &[to]));
             ("warn", what, why_back(why, w))

@@ -1,11 +1,12 @@
 //! A saga as JSON: the library's [`Definition`], whose steps say in requests what to `do`, and how to `undo` and `confirm` it.
 //!
-//! All that is wrong with it is said when it is submitted: a template that reaches for a step that is not before its own, an address
-//! that may not be called, a step that changes something and does not say how to undo that.
+//! All that is wrong with it is said when it is submitted, each by its place in the body: a template that reaches for a step that is not
+//! before its own, or for what the input does not have; an address that may not be called; a step that changes something and does not say
+//! how to undo that.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use redrive::saga::{Definition, Op, StepDef, UndoKind, With};
+use redrive::saga::{Definition, MOST_STEPS, Op, StepDef, UndoKind, With};
 use redrive::{Error, Problems, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -104,8 +105,8 @@ impl Asks {
     }
 }
 
-/// The definition of a saga that was given as JSON.
-pub(crate) fn definition(saga: Value, delivery: &HttpDelivery) -> Result<Definition> {
+/// The definition of a saga that was given as JSON, to be started with this input.
+pub(crate) fn definition(saga: Value, input: &Value, delivery: &HttpDelivery) -> Result<Definition> {
     let mut problems = Problems::default();
     let Value::Object(mut fields) = saga else {
         return Err(Error::invalid("saga", "must be an object with a name and steps"));
@@ -114,6 +115,10 @@ pub(crate) fn definition(saga: Value, delivery: &HttpDelivery) -> Result<Definit
         Some(Value::Array(steps)) => steps,
         _ => return Err(Error::invalid("saga.steps", "must be a list of steps")),
     };
+    if steps.len() > MOST_STEPS {
+        // Not one by one: a saga of a million steps would be answered with a million problems.
+        return Err(Error::invalid("saga.steps", format!("must be from 1 to {MOST_STEPS}, are {}", steps.len())));
+    }
     let whole = fields.remove("compensate_with").filter(|whole| !whole.is_null());
     let mut definition: Definition = read("saga", fields.into(), &mut problems).unwrap_or_default();
     for (i, step) in steps.into_iter().enumerate() {
@@ -125,10 +130,22 @@ pub(crate) fn definition(saga: Value, delivery: &HttpDelivery) -> Result<Definit
             Some(With { method: Some(METHOD.into()), part: Some(asks.part()), spec, ..With::default() });
     }
     problems = problems.into_result().map_or_else(Err, |()| Ok(Problems::default()))?;
-    definition.validate()?;
-    check(&definition, delivery, &mut problems);
+    definition.validate().map_err(|e| within("saga", e))?;
+    Checks { definition: &definition, input, delivery }.check(&mut problems);
     problems.into_result()?;
     Ok(definition)
+}
+
+/// What is wrong with a part of the body is said by its place in the body.
+fn within(at: &str, e: Error) -> Error {
+    match e {
+        Error::Invalid(inner) => {
+            let mut problems = Problems::default();
+            problems.nest(at, inner);
+            Error::Invalid(problems)
+        }
+        e => e,
+    }
 }
 
 fn read<T: serde::de::DeserializeOwned>(at: &str, json: Value, problems: &mut Problems) -> Option<T> {
@@ -180,62 +197,69 @@ fn undo_kind(at: &str, undo: Option<Value>, spec: &mut Spec, problems: &mut Prob
     }
 }
 
-/// What follows from how the steps stand to each other, and from the settings.
-fn check(definition: &Definition, delivery: &HttpDelivery, problems: &mut Problems) {
-    let pivot = definition.steps.iter().find(|step| step.pivot).map(|step| step.name.as_str());
-    for (i, step) in definition.steps.iter().enumerate() {
-        let at = format!("saga.steps[{i}]");
-        let Ok(spec) = serde_json::from_value::<Spec>(step.spec.clone()) else { continue };
-        let before = ancestors(definition, &step.name);
-        let past = pivot.is_some_and(|pivot| before.contains(pivot));
-        let undone = definition.compensate_with.is_some() || step.undo != UndoKind::Compensate || spec.undo.is_some();
-        problems.require(past || undone, &format!("{at}.undo"), || {
-            "a step that changes something must say how that is undone: a request, or \"none\"".into()
-        });
-        let is_reserve = matches!(step.kind, redrive::saga::StepKind::Reserve { .. });
-        problems.require(spec.confirm.is_some() == is_reserve, &format!("{at}.confirm"), || {
-            "a step that reserves, and no other, says how that is confirmed".into()
-        });
-        for (name, asks, own) in
-            [("do", &spec.run, false), ("undo", &spec.undo, true), ("confirm", &spec.confirm, true)]
-        {
-            asks.iter().for_each(|asks| check_asks(&format!("{at}.{name}"), asks, &before, own, delivery, problems));
-        }
-    }
-    if let Some(with) = &definition.compensate_with {
-        let all = definition.steps.iter().map(|step| step.name.as_str()).collect();
-        let spec = serde_json::from_value::<Spec>(with.spec.clone()).unwrap_or_default();
-        spec.undo.iter().for_each(|asks| check_asks("saga.compensate_with", asks, &all, false, delivery, problems));
-    }
+/// What follows from how the steps stand to each other, from the input and from the settings.
+struct Checks<'a> {
+    definition: &'a Definition,
+    input: &'a Value,
+    delivery: &'a HttpDelivery,
 }
 
-fn check_asks(
-    at: &str,
-    asks: &Asks,
-    before: &BTreeSet<&str>,
-    own: bool,
-    delivery: &HttpDelivery,
-    problems: &mut Problems,
-) {
-    let templates = match asks.templates() {
-        Ok(templates) => templates,
-        Err(why) => return problems.add(at, why),
-    };
-    for reference in templates.iter().flat_map(Template::references) {
-        match &reference.root {
-            Root::Step(name) => problems.require(before.contains(name.as_str()), at, || {
-                format!("steps.{name} is not a step before this one, so it may have no answer yet")
-            }),
-            Root::Own | Root::RunKey => {
-                problems.require(own, at, || "self and run_key are for undo and confirm alone".into());
+impl Checks<'_> {
+    fn check(&self, problems: &mut Problems) {
+        let pivot = self.definition.steps.iter().find(|step| step.pivot).map(|step| step.name.as_str());
+        for (i, step) in self.definition.steps.iter().enumerate() {
+            let at = format!("saga.steps[{i}]");
+            let Ok(spec) = serde_json::from_value::<Spec>(step.spec.clone()) else { continue };
+            let before = ancestors(self.definition, &step.name);
+            let past = pivot.is_some_and(|pivot| before.contains(pivot));
+            let undone =
+                self.definition.compensate_with.is_some() || step.undo != UndoKind::Compensate || spec.undo.is_some();
+            problems.require(past || undone, &format!("{at}.undo"), || {
+                "a step that changes something must say how that is undone: a request, or \"none\"".into()
+            });
+            let is_reserve = matches!(step.kind, redrive::saga::StepKind::Reserve { .. });
+            problems.require(spec.confirm.is_some() == is_reserve, &format!("{at}.confirm"), || {
+                "a step that reserves, and no other, says how that is confirmed".into()
+            });
+            for (name, asks, own) in
+                [("do", &spec.run, false), ("undo", &spec.undo, true), ("confirm", &spec.confirm, true)]
+            {
+                asks.iter().for_each(|asks| self.check_asks(&format!("{at}.{name}"), asks, &before, own, problems));
             }
-            Root::Input | Root::Key | Root::SagaId => {}
+        }
+        if let Some(with) = &self.definition.compensate_with {
+            let all = self.definition.steps.iter().map(|step| step.name.as_str()).collect();
+            let spec = serde_json::from_value::<Spec>(with.spec.clone()).unwrap_or_default();
+            spec.undo.iter().for_each(|asks| self.check_asks("saga.compensate_with", asks, &all, false, problems));
         }
     }
-    let authority = asks.url.split('/').take(if asks.url.contains("://") { 3 } else { 0 }).collect::<String>();
-    problems.require(!authority.contains("{{"), at, || "no template can be in the host of an address".into());
-    if let Some(Err(Error::Invalid(wrong))) = asks.request(&Sample).ok().map(|request| delivery.check(&request)) {
-        problems.nest(at, wrong);
+
+    fn check_asks(&self, at: &str, asks: &Asks, before: &BTreeSet<&str>, own: bool, problems: &mut Problems) {
+        let templates = match asks.templates() {
+            Ok(templates) => templates,
+            Err(why) => return problems.add(at, why),
+        };
+        for reference in templates.iter().flat_map(Template::references) {
+            match &reference.root {
+                Root::Step(name) => problems.require(before.contains(name.as_str()), at, || {
+                    format!("steps.{name} is not a step before this one, so it may have no answer yet")
+                }),
+                Root::Own | Root::RunKey => {
+                    problems.require(own, at, || "self and run_key are for undo and confirm alone".into());
+                }
+                Root::Input | Root::Key | Root::SagaId => {}
+            }
+        }
+        for nothing in templates.iter().flat_map(|template| template.missing_in(self.input)) {
+            problems.add(at, format!("there is no {nothing}"));
+        }
+        let authority = asks.url.split('/').take(if asks.url.contains("://") { 3 } else { 0 }).collect::<String>();
+        problems.require(!authority.contains("{{"), at, || "no template can be in the host of an address".into());
+        if let Some(Err(Error::Invalid(wrong))) =
+            asks.request(&Sample).ok().map(|request| self.delivery.check(&request))
+        {
+            problems.nest(at, wrong);
+        }
     }
 }
 

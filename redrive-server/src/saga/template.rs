@@ -88,6 +88,20 @@ impl Template {
         })
     }
 
+    /// What it needs of the saga's input, and is not there. Where something else could take its place, nothing is missing.
+    pub(super) fn missing_in(&self, input: &Value) -> impl Iterator<Item = String> {
+        let input = InputAlone(input);
+        let missing = |piece: &Piece| match piece {
+            Piece::Value(any) if any.iter().all(|path| path.root == Root::Input) => first(any, &input).is_err(),
+            Piece::Value(_) | Piece::Text(_) => false,
+        };
+        let shown = |piece: &Piece| match piece {
+            Piece::Value(any) => nor(any),
+            Piece::Text(text) => text.clone(),
+        };
+        self.0.iter().filter(|piece| missing(piece)).map(shown).collect::<Vec<_>>().into_iter()
+    }
+
     /// Written out, or what is missing.
     pub(super) fn text(&self, values: &impl Values, encoding: Encoding) -> Result<String, String> {
         self.0.iter().try_fold(String::new(), |mut out, piece| {
@@ -120,8 +134,20 @@ fn spaced(part: &str) -> &str {
 }
 
 fn first(any: &[Reference], values: &impl Values) -> Result<Value, String> {
-    let there = any.iter().find_map(|path| values.at(path));
-    there.ok_or_else(|| format!("there is no {}", any.iter().map(Reference::shown).collect::<Vec<_>>().join(", nor ")))
+    any.iter().find_map(|path| values.at(path)).ok_or_else(|| format!("there is no {}", nor(any)))
+}
+
+fn nor(any: &[Reference]) -> String {
+    any.iter().map(Reference::shown).collect::<Vec<_>>().join(", nor ")
+}
+
+/// What is known before anything was done.
+struct InputAlone<'a>(&'a Value);
+
+impl Values for InputAlone<'_> {
+    fn value(&self, root: &Root) -> Option<Value> {
+        (*root == Root::Input).then(|| self.0.clone())
+    }
 }
 
 /// A text as it is, everything else as JSON.

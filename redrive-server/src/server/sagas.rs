@@ -4,9 +4,9 @@ use axum::Json as Shows;
 use axum::extract::{FromRequestParts, Path, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
-use redrive::saga::{Event, Op, SagaState};
+use redrive::saga::{SagaState, StepDef, StepKind, StepView};
 use redrive::store::{Role, SagaFilter, SagaRecord, SagaSummary};
-use redrive::{Engine, Error, Result, Timestamp};
+use redrive::{Engine, Error, Problems, Result, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::{IntoParams, ToSchema};
@@ -76,7 +76,7 @@ async fn start(
     Operator(_): Operator,
     Json(new): Json<NewSaga>,
 ) -> Answer<(StatusCode, Shows<StartedShown>)> {
-    let definition = crate::saga::definition(new.saga, app.delivery()?)?;
+    let definition = crate::saga::definition(new.saga, &new.input, app.delivery()?)?;
     let started = app.engine()?.sagas().start_with(definition, &new.id, new.input).await?;
     let status = if started.existed { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, Shows(StartedShown { id: started.id, existed: started.existed })))
@@ -243,50 +243,43 @@ pub(crate) fn shown(record: SagaRecord, who: &Caller) -> Answer<SagaShown> {
 
 /// How the steps stand, by the journal.
 fn steps(record: &SagaRecord) -> Vec<StepShown> {
-    let kind = |kind: &redrive::saga::StepKind| match kind {
-        redrive::saga::StepKind::Call => "call",
-        redrive::saga::StepKind::Reserve { .. } => "reserve",
-        redrive::saga::StepKind::Sleep { .. } => "sleep",
-        redrive::saga::StepKind::WaitFor { .. } => "wait_for",
-    };
-    let steps = record.definition.steps.iter().map(|step| StepShown {
-        name: step.name.clone(),
-        after: step.after.clone(),
-        kind: kind(&step.kind),
-        pivot: step.pivot,
-        state: "pending",
-        round: 1,
-        ..StepShown::default()
-    });
-    let mut steps: Vec<StepShown> = steps.collect();
-    for journaled in &record.journal {
-        let (work, state) = match &journaled.event {
-            Event::Started { work } => (work, ["running", "undoing", "confirming"]),
-            Event::Done { work, .. } => (work, ["done", "undone", "confirmed"]),
-            Event::Failed { work, refused: true, .. } => (work, ["refused", "undo_failed", "refused"]),
-            Event::Failed { work, .. } => (work, ["unknown", "undo_failed", "unknown"]),
-            Event::Skipped { work, .. } => (work, ["skipped"; 3]),
-            Event::TimeUp { work } => (work, ["done", "undone", "confirmed"]),
-            _ => continue,
-        };
-        let Some(step) = steps.iter_mut().find(|step| Some(&step.name) == work.step.as_ref()) else { continue };
-        let [run, undo, confirm] = state;
-        step.state = match work.op {
-            Op::Run => run,
-            Op::Undo => undo,
-            Op::Confirm => confirm,
-        };
-        (step.round, step.changed_at) = (work.round, Some(journaled.at));
-        match &journaled.event {
-            Event::Started { work } if work.op == Op::Run => {
-                (step.started_at, step.error, step.output) = (Some(journaled.at), None, Value::Null);
-            }
-            Event::Done { work, output, .. } if work.op == Op::Run => step.output = output.clone(),
-            Event::Failed { error, .. } => step.error = Some(error.clone()),
-            _ => {}
-        }
+    record.definition.steps.iter().zip(record.steps()).map(|(def, view)| step_shown(def, view)).collect()
+}
+
+fn step_shown(def: &StepDef, view: StepView) -> StepShown {
+    StepShown {
+        name: view.name.clone(),
+        after: def.after.clone(),
+        kind: match def.kind {
+            StepKind::Call => "call",
+            StepKind::Reserve { .. } => "reserve",
+            StepKind::Sleep { .. } => "sleep",
+            StepKind::WaitFor { .. } => "wait_for",
+        },
+        pivot: def.pivot,
+        state: word(&view),
+        round: view.round,
+        started_at: view.started_at,
+        changed_at: view.changed_at,
+        error: view.error,
+        output: view.output.unwrap_or_default(),
     }
-    steps
+}
+
+/// How far a step is, in one word: the last that was done about it counts.
+fn word(view: &StepView) -> &'static str {
+    match (view.undo, view.confirm, view.run) {
+        ("started", ..) => "undoing",
+        ("done", ..) => "undone",
+        ("refused" | "unknown", ..) => "undo_failed",
+        ("skipped", ..) => "skipped",
+        (_, "started", _) => "confirming",
+        (_, "done", _) => "confirmed",
+        (_, failed @ ("refused" | "unknown" | "skipped"), _) => failed,
+        (.., "idle") => "pending",
+        (.., "started") => "running",
+        (.., run) => run,
+    }
 }
 
 /// What a saga is told.
@@ -298,11 +291,15 @@ struct Signalled {
     #[serde(default)]
     #[schema(value_type = Value)]
     payload: Value,
+    /// What makes it the same as one that was sent before, which then counts once. Default: what is sent twice is heard twice.
+    #[schema(min_length = 1, max_length = 255)]
+    key: Option<String>,
 }
 
 /// Tell a saga something
 ///
-/// What a step of it waits for, now or later; the payload is that step's output.
+/// What a step of it waits for, now or later; the payload is that step's output. With a key it can be sent again, also when the saga has
+/// ended meanwhile: the same payload counts once, another one is a conflict.
 #[utoipa::path(post, path = "/sagas/{id}/signals", tag = "sagas", params(("id" = String, Path)), request_body = Signalled,
     responses((status = 204, description = "It has heard.")))]
 async fn signal(
@@ -311,7 +308,11 @@ async fn signal(
     Name(id): Name,
     Json(told): Json<Signalled>,
 ) -> Answer<StatusCode> {
-    app.engine()?.sagas().signal(&id, &told.signal, &told.payload, Some(&who.name)).await?;
+    let (sagas, by) = (app.engine()?.sagas(), Some(&*who.name));
+    match &told.key {
+        Some(key) => sagas.signal_once(&id, key, &told.signal, &told.payload, by).await.map(|_| ())?,
+        None => sagas.signal(&id, &told.signal, &told.payload, by).await?,
+    }
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -354,18 +355,31 @@ pub(crate) struct Act {
     pub(crate) note: Option<String>,
 }
 
+/// As the document of the API says.
+const LONGEST_NOTE: usize = 1_000;
+
 impl Act {
+    /// Whether it is all there.
+    fn check(&self) -> Result<()> {
+        let note = self.note.as_ref().map_or(0, |note| note.chars().count());
+        let needs_step = matches!(self.action, Action::Skip | Action::Resolve);
+        let mut problems = Problems::default();
+        problems.require(note <= LONGEST_NOTE, "note", || format!("must be of {LONGEST_NOTE} characters at the most"));
+        problems.require(self.step.is_some() || !needs_step, "step", || "must be given".into());
+        let needs_input = self.action == Action::EditInput;
+        problems.require(self.input.is_some() || !needs_input, "input", || "must be given".into());
+        problems.into_result()
+    }
+
     pub(crate) async fn on(&self, engine: &Engine, id: &str, by: &str) -> Result<()> {
+        self.check()?;
         let (sagas, by, note) = (engine.sagas(), Some(by), self.note.as_deref());
-        let step = || self.step.as_deref().ok_or_else(|| Error::invalid("step", "must be given"));
+        let step = self.step.as_deref().unwrap_or_default();
         match self.action {
             Action::Retry => sagas.retry_now(id, by, note).await.map(|_| ()),
-            Action::Skip => sagas.skip(id, step()?, by, note).await,
-            Action::Resolve => sagas.resolve(id, step()?, self.output.clone(), by, note).await,
-            Action::EditInput => {
-                let input = self.input.clone().ok_or_else(|| Error::invalid("input", "must be given"))?;
-                sagas.edit_input(id, input, by, note).await
-            }
+            Action::Skip => sagas.skip(id, step, by, note).await,
+            Action::Resolve => sagas.resolve(id, step, self.output.clone(), by, note).await,
+            Action::EditInput => sagas.edit_input(id, self.input.clone().unwrap_or_default(), by, note).await,
             Action::Forward => sagas.forward(id, by, note).await,
             Action::Cancel => sagas.cancel(id, by, note).await,
             Action::Kill => sagas.kill(id, by, note).await,
@@ -428,6 +442,7 @@ async fn act_on_many(
     Operator(who): Operator,
     Json(many): Json<ActOnMany>,
 ) -> Answer<Shows<ManyActedOn>> {
+    many.act.check()?;
     let ids = which(&app, &many).await?;
     let mut sagas = Vec::with_capacity(ids.len());
     for id in ids {

@@ -34,6 +34,7 @@ mod journals;
 mod lanes;
 mod limits;
 mod live;
+mod memory;
 mod node;
 #[cfg(feature = "notify")]
 mod notices;
@@ -43,6 +44,8 @@ mod sagas;
 mod scanner;
 mod settler;
 mod signals;
+mod tell;
+mod times;
 mod upkeep;
 mod view;
 mod wheel;
@@ -362,7 +365,7 @@ impl Shared {
         services.spawn(inserter::run(self.clone()));
         services.spawn(settler::run(self.clone()));
         services.spawn(journals::run(self.clone()));
-        services.spawn(saga::run(self.clone()));
+        services.spawn(times::run(self.clone()));
         services.spawn(scanner::run(self.clone()));
         services.spawn(claimer::run(self.clone()));
         services.spawn(node::run(self.clone()));

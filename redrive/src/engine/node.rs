@@ -150,6 +150,7 @@ impl Shared {
                     self.signals.listeners.tell(|| Event::Node { what: "fenced", number });
                     self.tell_fenced(number, &nodes).await;
                     self.wake.scanner.notify_one();
+                    self.take_over_sagas(number).await;
                 }
                 Ok(false) => {}
                 Err(e) => tracing::warn!(node = %number, error = %e, "fencing failed"),

@@ -1,25 +1,21 @@
-//! Steps of sagas as tasks: what runs them, what hears of their end, and the time.
+//! Steps of sagas as tasks: what runs them, and what hears of their end.
 //!
 //! A step's task names its saga and what is to be done ([`Work`]); everything else is in the journal. An attempt looks whether that is
 //! still wanted, runs the step, has its outcome written (with what follows from it: see `journals`) and only then ends its task. Failures
 //! that are tried again are the task's own matter. One that is given up calls `redrive.saga.ended`, in the transaction in which
 //! it ends. Going back stops what is under way by `redrive.saga.stop`, a task as well: what is to be done after a commit must survive
 //! a crash.
-//!
-//! Time needs no tasks: each saga's row says when it must be looked at. The node that wrote it remembers; for those of dead nodes one
-//! node looks into the table now and then.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tokio::sync::Notify;
 
 use crate::callback::FinalFailure;
 use crate::classify::{Class, Failure, Kind};
-use crate::clock::{Timestamp, pause};
+use crate::clock::Timestamp;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::new_task::NewTask;
@@ -28,12 +24,14 @@ use crate::saga::{
     Definition, Event, Flow, Op, Saga, State, StepCx, StepError, StepRunner, UndoKind, Work, undo_policy,
 };
 use crate::settle::Outcome;
-use crate::store::{Lock, Store, TaskFilter};
+use crate::store::{Store, TaskFilter};
 use crate::task::{Task, limits};
 
 use super::handler::{Attempted, Attempting, Handler, decode};
-use super::journals::{Journals, Tell};
-use super::{Builder, MethodOptions, Shared, Verdict, lock};
+use super::journals::Journals;
+use super::tell::Tell;
+use super::times::Times;
+use super::{Builder, MethodOptions, Shared, Verdict};
 
 /// What hears that a step's task was given up.
 pub(super) const ENDED: &str = "redrive.saga.ended";
@@ -43,10 +41,6 @@ pub(super) const STOP: &str = "redrive.saga.stop";
 pub(super) const BUSINESS: &str = "saga";
 /// Undoing goes before what is begun.
 const UNDO_PRIORITY: i16 = 10;
-/// How often one node looks for sagas whose time has come and that nobody has in memory.
-const SWEEP: Duration = Duration::from_secs(5);
-/// How many it takes at once.
-const SWEPT: u32 = 1_000;
 
 /// What a step's task is called with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -84,12 +78,11 @@ pub(super) struct Desk {
     pub(super) journals: Arc<Journals>,
     /// Those that may be started by their names, with their definitions as JSON.
     pub(super) named: HashMap<String, (Arc<Flow>, String)>,
-    /// Those that are to be looked at, and when.
-    timers: Mutex<BTreeSet<(Timestamp, String)>>,
-    sooner: Notify,
+    pub(super) times: Times,
     hook: Option<Hook>,
     engine: Later,
-    any: bool,
+    /// Whether this engine runs steps.
+    pub(super) any: bool,
 }
 
 impl Desk {
@@ -143,9 +136,9 @@ impl Builder {
         let mut named = HashMap::new();
         for definition in definitions {
             let json = serde_json::to_string(&definition).map_err(|e| Error::invalid("saga", e.to_string()))?;
-            named.insert(definition.name.clone(), (journals.flow(definition)?, json));
+            named.insert(definition.name.clone(), (journals.memory.flow(definition)?, json));
         }
-        Ok(Desk { journals, named, timers: Mutex::default(), sooner: Notify::new(), hook, engine, any })
+        Ok(Desk { journals, named, times: Times::default(), hook, engine, any })
     }
 
     fn ended_handler(&self) -> Handler {
@@ -194,15 +187,15 @@ async fn attempt(
         Err(undecodable) => return undecodable.into(),
     };
     let saga = match wanted(journals, store, &params, task.attempts > 0).await {
-        Ok(Some(saga)) => saga,
-        Ok(None) => return Outcome::Done.into(), // decided meanwhile, or gone: there is nothing to do
+        Ok(Wanted::Yes(saga)) => saga,
+        Ok(Wanted::Stopped) => return leave(journals, &params).await.into(),
+        Ok(Wanted::No) => return Outcome::Done.into(),
         Err(e) => return failed(&e).into(),
     };
     let (id, work) = (params.saga, params.work);
     let cx = StepCx { context, saga, id, work };
     let ended = match runner.run(&cx).await {
-        Ok(output) if fits(store, &output) => Ok(output),
-        Ok(_) => Err(StepError::unknown(format!("its output is greater than {} bytes", store.max_params()))),
+        Ok(output) => fits(store, &output).map(|()| output),
         Err(e) => Err(e),
     };
     let event = match ended {
@@ -218,20 +211,61 @@ async fn attempt(
     end(journals, &cx, event).await.into()
 }
 
-/// The saga, if it still wants this. What is known here may be out of date: whoever is not wanted, or has failed before, looks again.
-async fn wanted(journals: &Journals, store: &Store, params: &StepParams, fresh: bool) -> Result<Option<Arc<State>>> {
-    if !fresh
-        && let Some(saga) = journals.get(store, &params.saga, false).await?
-        && saga.wants(&params.work)
-    {
-        return Ok(Some(saga));
-    }
-    let saga = journals.get(store, &params.saga, true).await?;
-    Ok(saga.filter(|saga| saga.wants(&params.work)))
+/// Whether a saga wants some work to be done.
+enum Wanted {
+    Yes(Arc<State>),
+    /// Not any more: it goes back, and waits to hear how this ends.
+    Stopped,
+    /// It is decided, or gone: there is nothing to do.
+    No,
 }
 
-fn fits(store: &Store, output: &Value) -> bool {
-    output.is_null() || serde_json::to_string(output).is_ok_and(|json| json.len() <= store.max_params())
+/// Whether its saga still wants this. What is known here may be out of date: whoever is not wanted, or has failed before, looks again.
+async fn wanted(journals: &Journals, store: &Store, params: &StepParams, fresh: bool) -> Result<Wanted> {
+    if !fresh
+        && let Some(saga) = journals.memory.get(store, &params.saga, false).await?
+        && saga.wants(&params.work)
+    {
+        return Ok(Wanted::Yes(saga));
+    }
+    Ok(match journals.memory.get(store, &params.saga, true).await? {
+        Some(saga) if saga.wants(&params.work) => Wanted::Yes(saga),
+        Some(saga) if saga.is_awaited(&params.work) => Wanted::Stopped,
+        _ => Wanted::No,
+    })
+}
+
+/// Its saga has turned back before this attempt, and [`STOP`] has not come for it yet. Without a word about it the saga would wait for
+/// ever; and only of an attempt that was never made is it known that it had no effect, so nothing is claimed.
+async fn leave(journals: &Journals, params: &StepParams) -> Outcome {
+    let event = gone_wrong(&params.work, false, "stopped: the saga goes back");
+    match journals.tell(&params.saga, Tell::Event(event)).await {
+        Ok(_) | Err(Error::NotFound { .. }) => Outcome::Done,
+        Err(e) => failed(&e),
+    }
+}
+
+/// What cannot be stored, or could not be read again, is not taken. It was done, though.
+fn fits(store: &Store, output: &Value) -> Result<(), StepError> {
+    let is_short = output.is_null() || output.to_string().len() <= store.max_params();
+    match is_short && depth(output) <= DEEPEST {
+        true => Ok(()),
+        false => Err(StepError::unknown(format!(
+            "its output is of more than {} bytes, or nested deeper than {DEEPEST}",
+            store.max_params()
+        ))),
+    }
+}
+
+/// How deep a value is nested; what is written must be read again, and readers of JSON give up at 128.
+pub(super) const DEEPEST: usize = 100;
+
+pub(super) fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(all) => 1 + all.iter().map(depth).max().unwrap_or(0),
+        Value::Object(all) => 1 + all.values().map(depth).max().unwrap_or(0),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
+    }
 }
 
 fn gone_wrong(work: &Work, refused: bool, error: &str) -> Event {
@@ -360,84 +394,8 @@ impl Shared {
         self.defaults.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 
-    /// This saga is to be looked at then.
-    pub(super) fn look_at(&self, at: Timestamp, id: String) {
-        let mut timers = lock(&self.sagas.timers);
-        let is_next = timers.first().is_none_or(|(next, _)| at < *next);
-        timers.insert((at, id));
-        if is_next {
-            self.sagas.sooner.notify_one();
-        }
-    }
-
-    /// Looks at those whose time has come, as far as we remember.
-    fn look_at_remembered(&self, now: Timestamp) -> Option<Timestamp> {
-        let mut timers = lock(&self.sagas.timers);
-        let later = timers.split_off(&(now + Duration::from_millis(1), String::new()));
-        let due: BTreeSet<_> = std::mem::replace(&mut *timers, later);
-        due.into_iter().for_each(|(_, id)| self.sagas.journals.look(id));
-        timers.first().map(|(at, _)| *at)
-    }
-
-    /// Looks at all whose time has come; how many there were.
-    pub(super) async fn look_at_due_sagas(&self, now: Timestamp) -> Result<usize> {
-        let mut looked_at = 0;
-        loop {
-            let due = self.store.due_sagas(now, SWEPT).await?;
-            let found = due.len();
-            let looks = due.iter().map(|id| self.sagas.journals.tell(id, Tell::Look));
-            let answers = futures_util::future::join_all(looks).await;
-            let done = answers.iter().filter(|answer| answer.as_ref().is_ok_and(|a| a.is_new)).count();
-            looked_at += done;
-            // What is due and cannot be moved on would be found again and again.
-            if found < SWEPT as usize || done == 0 {
-                return Ok(looked_at);
-            }
-        }
-    }
-
     /// A test may want the process to die here.
     pub(super) fn journal_moment(&self, when: &'static str) {
         self.sagas.hook.iter().for_each(|hook| (hook.0)(when));
     }
-}
-
-/// The time, for sagas that wait.
-pub(super) async fn run(shared: Arc<Shared>) {
-    if !shared.sagas.any {
-        return; // those who run steps look at the time, too
-    }
-    let (mut swept, mut held) = (Timestamp::EPOCH, None);
-    loop {
-        let now = shared.clock.now();
-        let next = shared.look_at_remembered(now);
-        if now.since(swept) >= SWEEP && shared.me.may_work() {
-            swept = now;
-            match sweep(&shared, now).await {
-                Ok(lock) => held = lock,
-                Err(e) => tracing::warn!(error = %e, "sagas whose time has come could not be looked for; trying again"),
-            }
-        }
-        let wait = next.map_or(SWEEP, |next| next.since(now)).min(SWEEP);
-        tokio::select! {
-            () = pause(wait) => {}
-            () = shared.sagas.sooner.notified() => {}
-            () = shared.stopping.cancelled() => break,
-        }
-    }
-    if let Some(lock) = held
-        && let Err(e) = shared.store.unlock(&lock).await
-    {
-        tracing::debug!(error = %e, "the lock of the sagas' times could not be given back; it expires");
-    }
-}
-
-/// One node does it for all.
-async fn sweep(shared: &Shared, now: Timestamp) -> Result<Option<Lock>> {
-    let me = shared.me.number().to_string();
-    let lock = shared.store.lock("sagas", &me, SWEEP * 3, now).await?;
-    if lock.is_some() {
-        shared.look_at_due_sagas(now).await?;
-    }
-    Ok(lock)
 }

@@ -11,12 +11,12 @@ use crate::clock::pause;
 use crate::error::{Error, Result};
 use crate::id::TaskId;
 use crate::saga::{Definition, Event, Flow, SagaState, State, Why, Work};
-use crate::store::{AuditEntry, Begins, DeadFilter, SagaFilter, SagaRecord, SagaSummary, TaskFilter};
+use crate::store::{AuditEntry, Begins, Connection, DeadFilter, SagaFilter, SagaRecord, SagaSummary, TaskFilter};
 use crate::task::{Status, Task, limits};
 
 use super::Engine;
-use super::journals::{Beginning, Tell, Wish, input_hash};
-use super::saga::{BUSINESS, StepParams};
+use super::saga::{BUSINESS, DEEPEST, StepParams, depth};
+use super::tell::{Beginning, Outcome, Tell, Wish, input_hash, same_start};
 
 /// How long a failed task may take to become a dead letter, before it is taken for one that runs again.
 const LETTER_WAIT: Duration = Duration::from_millis(20);
@@ -52,35 +52,86 @@ impl Sagas<'_> {
     /// Starts a saga that this engine [was given](crate::Builder::saga). The id is the caller's: whoever starts it again with the same
     /// input is given what is there, with another input it is a conflict.
     pub async fn start(&self, name: &str, id: &str, input: &(impl Serialize + ?Sized)) -> Result<StartedSaga> {
-        let registered = self.0.0.sagas.named.get(name);
-        let (flow, json) = registered.ok_or_else(|| Error::NotFound { what: "saga named", id: name.to_owned() })?;
-        let input = written("input", input)?;
-        self.begin(flow.clone(), json.clone(), id, input).await
+        let beginning = self.named(name, id, written("input", input)?)?;
+        self.begin(id, beginning).await
     }
 
     /// Starts a saga by its definition. Some node must run the methods of its steps.
     pub async fn start_with(&self, definition: Definition, id: &str, input: Value) -> Result<StartedSaga> {
-        let json = written("definition", &definition)?.to_string();
-        let flow = self.0.0.sagas.journals.flow(definition)?;
-        self.begin(flow, json, id, input).await
+        let beginning = self.defined(definition, id, input)?;
+        self.begin(id, beginning).await
     }
 
-    async fn begin(&self, flow: Arc<Flow>, definition: String, id: &str, input: Value) -> Result<StartedSaga> {
-        let fits = (1..=limits::BUSINESS_ID).contains(&id.len()) && !id.contains('\0');
-        if !fits {
-            return Err(Error::invalid("id", format!("must be of 1 to {} bytes", limits::BUSINESS_ID)));
+    /// The same as [`start`](Self::start) in the caller's own transaction: the saga is there, and begins, if and when that commits. Nothing
+    /// is repeated in there. Call [`wake`](Engine::wake) after the commit for it to begin at once.
+    pub async fn start_in(
+        &self,
+        connection: impl Into<Connection<'_>>,
+        name: &str,
+        id: &str,
+        input: &(impl Serialize + ?Sized),
+    ) -> Result<StartedSaga> {
+        let beginning = self.named(name, id, written("input", input)?)?;
+        self.begin_in(connection.into(), id, beginning).await
+    }
+
+    /// The same as [`start_with`](Self::start_with), likewise.
+    pub async fn start_with_in(
+        &self,
+        connection: impl Into<Connection<'_>>,
+        definition: Definition,
+        id: &str,
+        input: Value,
+    ) -> Result<StartedSaga> {
+        let beginning = self.defined(definition, id, input)?;
+        self.begin_in(connection.into(), id, beginning).await
+    }
+
+    fn named(&self, name: &str, id: &str, input: Value) -> Result<Beginning> {
+        let registered = self.0.0.sagas.named.get(name);
+        let (flow, json) = registered.ok_or_else(|| Error::NotFound { what: "saga named", id: name.to_owned() })?;
+        self.beginning(flow.clone(), json.clone(), id, input)
+    }
+
+    fn defined(&self, definition: Definition, id: &str, input: Value) -> Result<Beginning> {
+        let json = self.sized("definition", &written("definition", &definition)?)?;
+        let flow = self.0.0.sagas.journals.memory.flow(definition)?;
+        self.beginning(flow, json, id, input)
+    }
+
+    fn beginning(&self, flow: Arc<Flow>, definition: String, id: &str, input: Value) -> Result<Beginning> {
+        if !is_id(id) {
+            return Err(Error::invalid("id", format!("must be of 1 to {} bytes, without NUL", limits::BUSINESS_ID)));
         }
         let text = self.sized("input", &input)?;
         let name = flow.definition.name.clone();
         let begins = Begins { input_hash: input_hash(&name, &input), name, definition, input: text };
-        let beginning = Beginning { flow, input: Arc::new(input), begins };
+        Ok(Beginning { flow, input: Arc::new(input), begins })
+    }
+
+    async fn begin(&self, id: &str, beginning: Beginning) -> Result<StartedSaga> {
         let answer = self.tell(id, Tell::Begin(beginning)).await?;
         Ok(StartedSaga { id: id.to_owned(), existed: !answer.1 })
     }
 
+    /// What it begins with is written, and not begun: whether there will be a commit is not known.
+    async fn begin_in(&self, mut c: Connection<'_>, id: &str, beginning: Beginning) -> Result<StartedSaga> {
+        let (shared, now) = (&self.0.0, self.0.now());
+        let wanted = beginning.begins.input_hash;
+        let tell = Tell::Begin(beginning);
+        let outcome = Outcome::of_telling(id, None, [&tell].into_iter(), now).ok_or_else(|| not_found(id))?;
+        let append = shared.append_of(id, &outcome, now)?;
+        if let Some(there) = shared.store.begin_saga_in(&mut c, &append, now).await? {
+            same_start(id, there, wanted)?;
+            return Ok(StartedSaga { id: id.to_owned(), existed: true });
+        }
+        shared.look_at(id, None, append.look_at); // if it is never committed, there will be nothing to look at
+        Ok(StartedSaga { id: id.to_owned(), existed: false })
+    }
+
     /// A saga with its journal.
     pub async fn get(&self, id: &str) -> Result<Option<SagaRecord>> {
-        self.0.store().saga(id).await
+        if is_id(id) { self.0.store().saga(id).await } else { Ok(None) }
     }
 
     /// Sagas at a glance, the latest first, one page at a time.
@@ -116,7 +167,8 @@ impl Sagas<'_> {
         }
     }
 
-    /// Tells a saga something that a step of it waits for, now or later. What is said twice is heard twice.
+    /// Tells a saga something that a step of it waits for, now or later. What is said twice is heard twice. If somebody is named, it is
+    /// in the audit: what it was called, not what was said.
     pub async fn signal(
         &self,
         id: &str,
@@ -124,10 +176,34 @@ impl Sagas<'_> {
         payload: &(impl Serialize + ?Sized),
         by: Option<&str>,
     ) -> Result<()> {
-        let payload = written("payload", payload)?;
-        self.sized("payload", &payload)?;
-        let event = Event::Signal { name: signal.to_owned(), payload, by: by.map(str::to_owned) };
-        self.tell(id, Tell::Wish(Wish::Event(event), None)).await.map(|_| ())
+        self.send(id, None, signal, written("payload", payload)?, by).await.map(|_| ())
+    }
+
+    /// The same under a key, for whoever may have to repeat it: said again with the same payload it counts once, also when the saga has
+    /// ended since; with another payload, or as another signal, it is a conflict. Whether it was new.
+    pub async fn signal_once(
+        &self,
+        id: &str,
+        key: &str,
+        signal: &str,
+        payload: &(impl Serialize + ?Sized),
+        by: Option<&str>,
+    ) -> Result<bool> {
+        if !(1..=limits::KEY).contains(&key.len()) || key.contains('\0') {
+            return Err(Error::invalid("key", format!("must be of 1 to {} bytes, without NUL", limits::KEY)));
+        }
+        self.send(id, Some(key), signal, written("payload", payload)?, by).await
+    }
+
+    async fn send(&self, id: &str, key: Option<&str>, signal: &str, payload: Value, by: Option<&str>) -> Result<bool> {
+        let bytes = self.sized("payload", &payload)?.len();
+        let audit = by.map(|by| {
+            let after = json!({ "signal": signal, "payload_bytes": bytes, "key": key });
+            entry("saga.signal", id, Some(after), Some(by), None)
+        });
+        let (key, by) = (key.map(str::to_owned), by.map(str::to_owned));
+        let event = Event::Signal { name: signal.to_owned(), payload, by, key };
+        self.tell(id, Tell::Wish(Wish::Event(event), audit)).await.map(|answer| answer.1)
     }
 
     /// Undoes a saga: nothing new is begun, what is under way is stopped, what was done is undone. A conflict if it is past its point of no
@@ -182,6 +258,9 @@ impl Sagas<'_> {
     /// Tries now what waits to be tried again, and again what was given up; how many tasks that are.
     pub async fn retry_now(&self, id: &str, by: Option<&str>, note: Option<&str>) -> Result<usize> {
         let (store, who) = (self.0.store(), by.unwrap_or(PROGRAM));
+        if !is_id(id) {
+            return Err(not_found(id));
+        }
         let (state, tasks) = self.after_failing(id).await?;
         let now = self.0.now();
         let wanted = |task: &Task| Some(step_of(task)?.work).filter(|work| state.wants(work));
@@ -217,7 +296,8 @@ impl Sagas<'_> {
         let shared = &self.0.0;
         for tries in 0.. {
             let tasks = shared.saga_tasks(id).await?;
-            let state = shared.sagas.journals.get(&shared.store, id, true).await?.ok_or_else(|| not_found(id))?;
+            let state =
+                shared.sagas.journals.memory.get(&shared.store, id, true).await?.ok_or_else(|| not_found(id))?;
             if let Some(end) = state.ended {
                 return Err(Error::Conflict {
                     doing: "retry saga",
@@ -261,12 +341,18 @@ impl Sagas<'_> {
     }
 
     async fn tell(&self, id: &str, tell: Tell) -> Result<(Arc<State>, bool)> {
+        if !is_id(id) {
+            return Err(not_found(id)); // it is not asked for: PostgreSQL refuses a NUL
+        }
         let answer = self.0.0.sagas.journals.tell(id, tell).await?;
         Ok((answer.state, answer.is_new))
     }
 
-    /// A value as JSON text, if that is not too long.
+    /// A value as JSON text, if that is not too long, and can be read again.
     fn sized(&self, what: &str, value: &Value) -> Result<String> {
+        if depth(value) > DEEPEST {
+            return Err(Error::invalid(what, format!("is nested deeper than {DEEPEST}")));
+        }
         let (text, most) = (value.to_string(), self.0.store().max_params());
         if text.len() > most {
             return Err(Error::invalid(what, format!("is {} bytes, the limit is {most}", text.len())));
@@ -277,6 +363,11 @@ impl Sagas<'_> {
 
 fn entry(action: &str, id: &str, after: Option<Value>, by: Option<&str>, note: Option<&str>) -> AuditEntry {
     AuditEntry::new(by.unwrap_or(PROGRAM), action, id).changed(None, after).noting(note)
+}
+
+/// Whether a saga can have this id.
+fn is_id(id: &str) -> bool {
+    (1..=limits::BUSINESS_ID).contains(&id.len()) && !id.contains('\0')
 }
 
 fn step_of(task: &Task) -> Option<StepParams> {

@@ -108,7 +108,7 @@ pub struct StepDef {
 
 /// What a step does.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum StepKind {
     /// Calls its runner.
     #[default]

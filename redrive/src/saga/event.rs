@@ -126,6 +126,9 @@ pub enum Event {
         /// By whom.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         by: Option<String>,
+        /// What makes it the same as one that was said before, which then counts once.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key: Option<String>,
     },
     /// From now on nothing new is begun, and what was done is undone.
     Rollback {
@@ -159,6 +162,27 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         by: Option<String>,
     },
+}
+
+impl Event {
+    /// What it is about, if that is some work.
+    pub fn work(&self) -> Option<&Work> {
+        match self {
+            Self::Started { work }
+            | Self::Done { work, .. }
+            | Self::Failed { work, .. }
+            | Self::Skipped { work, .. }
+            | Self::TimeUp { work } => Some(work),
+            Self::Began
+            | Self::Signal { .. }
+            | Self::Rollback { .. }
+            | Self::Round
+            | Self::Decided
+            | Self::Forward { .. }
+            | Self::Input { .. }
+            | Self::Ended { .. } => None,
+        }
+    }
 }
 
 /// Why a saga is undone.

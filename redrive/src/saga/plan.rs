@@ -154,7 +154,7 @@ fn undo_next(state: &State) -> Option<Event> {
 }
 
 fn undone_as(state: &State) -> SagaState {
-    let undid = state.whole.is_over() || state.steps.iter().any(|step| step.undo.is_over());
+    let undid = state.past.undid || state.whole.is_over() || state.steps.iter().any(|step| step.undo.is_over());
     match (state.has_gaps(), undid) {
         (true, _) => SagaState::CompensatedWithGaps,
         (false, true) => SagaState::Compensated,
@@ -189,7 +189,7 @@ fn startable_undo(state: &State) -> Option<usize> {
 }
 
 fn deadline(state: &State) -> Option<Timestamp> {
-    state.flow.definition.deadline.map(|deadline| state.began_at + deadline)
+    state.flow.definition.deadline.map(|deadline| state.timed_from + deadline)
 }
 
 fn reserved_until(state: &State, i: usize, step: &StepState) -> Option<Timestamp> {

@@ -1,12 +1,14 @@
 //! How a saga stands, as its journal tells: a fold over events that refuses what cannot have happened.
 //!
 //! *State.* Of each step, in which round it is and how far its run, its undo and its confirmation are. Of the saga, whether it is
-//! past the point of no return, whether it goes back and how far, the signals that nobody has taken yet, and how it ended.
+//! past the point of no return, whether it goes back and how far, the signals that nobody has taken yet, the keys of all that came
+//! with one, what earlier rounds have left behind, and how it ended.
 //!
 //! *Invariants.* Nothing happens after the end. What is started was not done, and what is done was started. Nothing is undone
 //! that had no effect, and nothing once the saga is past its point of no return. An outcome that comes twice is
-//! [`Illegal::Known`]: whoever brings it has nothing more to do.
+//! [`Illegal::Known`]: whoever brings it has nothing more to do. A gap stays one, whatever comes after it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -15,6 +17,9 @@ use crate::clock::Timestamp;
 
 use super::definition::{Flow, StepDef, StepKind, Steps, UndoKind};
 use super::event::{Event, Op, SagaState, Why, Work};
+
+/// Most signals of a saga that nobody has taken: more than that is somebody's mistake.
+pub(crate) const MOST_SIGNALS: usize = 1_000;
 
 /// How far something is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -111,7 +116,8 @@ pub(crate) struct State {
     pub(crate) flow: Arc<Flow>,
     /// How many events there were.
     pub(crate) seq: i64,
-    pub(crate) began_at: Timestamp,
+    /// From when its deadline counts: its start, or when a person last sent it forward.
+    pub(crate) timed_from: Timestamp,
     pub(crate) input: Arc<Value>,
     pub(crate) steps: Vec<StepState>,
     /// The one handler that undoes the whole.
@@ -120,9 +126,22 @@ pub(crate) struct State {
     pub(crate) committed: bool,
     pub(crate) back: Option<Back>,
     pub(crate) signals: Vec<(String, Arc<Value>)>,
+    /// The keys of the signals that had one, and what each of them said.
+    heard: HashMap<String, [u8; 16]>,
     pub(crate) ended: Option<SagaState>,
+    /// What steps have come to that have begun anew since.
+    pub(crate) past: Past,
     round: u32,
     starts: u32,
+}
+
+/// What was, and is not in the steps any more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Past {
+    /// Something was undone.
+    pub(crate) undid: bool,
+    /// Something happened and was not undone.
+    pub(crate) gaps: bool,
 }
 
 /// Why an event cannot be.
@@ -147,14 +166,16 @@ impl State {
         Self {
             flow,
             seq: 0,
-            began_at: Timestamp::EPOCH,
+            timed_from: Timestamp::EPOCH,
             input,
             steps,
             whole: Doing::Idle,
             committed: false,
             back: None,
             signals: Vec::new(),
+            heard: HashMap::new(),
             ended: None,
+            past: Past::default(),
             round: 1,
             starts: 0,
         }
@@ -163,7 +184,7 @@ impl State {
     /// One event further, or why not. What was refused has changed nothing.
     pub(crate) fn apply(&mut self, event: &Event, at: Timestamp) -> Applied {
         match (self.seq, event) {
-            (0, Event::Began) => self.began_at = at,
+            (0, Event::Began) => self.timed_from = at,
             (0, _) => return Err(not("it has not begun")),
             (_, Event::Began) => return Err(Illegal::Known),
             _ if self.ended.is_some() => return Err(Illegal::Known),
@@ -181,11 +202,11 @@ impl State {
             Event::Failed { work, refused, error } => self.failed(work, *refused, error),
             Event::Skipped { work, .. } => self.skipped(work),
             Event::TimeUp { work } => self.time_up(work),
-            Event::Signal { name, payload, .. } => self.signal(name, payload),
+            Event::Signal { name, payload, key, .. } => self.signal(name, payload, key.as_deref()),
             Event::Rollback { to, .. } => self.rollback(to.as_deref()),
             Event::Round => self.next_round(),
             Event::Decided => self.decided(),
-            Event::Forward { .. } => self.forward(),
+            Event::Forward { .. } => self.forward(at),
             Event::Input { input, .. } => {
                 self.input = Arc::new(input.clone());
                 Ok(())
@@ -301,13 +322,27 @@ impl State {
         Ok(())
     }
 
-    fn signal(&mut self, name: &str, payload: &Value) -> Applied {
+    fn signal(&mut self, name: &str, payload: &Value, key: Option<&str>) -> Applied {
+        self.is_unheard(name, payload, key)?;
         let is_it = |step: &StepDef| matches!(&step.kind, StepKind::WaitFor { signal, .. } if signal == name);
         if !self.flow.steps().iter().any(is_it) {
             return Err(not(format!("no step waits for {name:?}")));
         }
+        if self.signals.len() >= MOST_SIGNALS {
+            return Err(not(format!("{MOST_SIGNALS} signals wait already for a step to hear them")));
+        }
         self.signals.push((name.to_owned(), Arc::new(payload.clone())));
+        key.into_iter().for_each(|key| _ = self.heard.insert(key.to_owned(), said(name, payload)));
         Ok(())
+    }
+
+    /// Whether a signal was not said before under its key. The same one is known, also when the saga has ended; another one cannot be.
+    pub(crate) fn is_unheard(&self, name: &str, payload: &Value, key: Option<&str>) -> Applied {
+        match key.and_then(|key| self.heard.get(key)) {
+            None => Ok(()),
+            Some(before) if *before == said(name, payload) => Err(Illegal::Known),
+            Some(_) => Err(not("another signal was sent under this key")),
+        }
     }
 
     fn rollback(&mut self, to: Option<&str>) -> Applied {
@@ -331,10 +366,19 @@ impl State {
         self.round += 1;
         let again = self.flow.since(to);
         self.forget_signals(again);
-        let round = self.round;
-        self.steps.iter_mut().enumerate().filter(|(i, _)| has(again, *i)).for_each(|(_, s)| *s = StepState::new(round));
+        (0..self.steps.len()).filter(|i| has(again, *i)).for_each(|i| self.begin_anew(i));
         self.back = None;
         Ok(())
+    }
+
+    /// A step is as it was at first, in this round. What it has left behind is remembered.
+    fn begin_anew(&mut self, i: usize) {
+        let (is_gap, round) = (self.is_gap(i), self.round);
+        if let Some(step) = self.steps.get_mut(i) {
+            self.past.undid |= step.undo.is_over();
+            self.past.gaps |= is_gap;
+            *step = StepState::new(round);
+        }
     }
 
     /// What was said before the new round is not meant for it.
@@ -355,8 +399,9 @@ impl State {
         Ok(())
     }
 
-    /// What was undone begins anew; what had failed is tried again under its old name, as it may have had an effect.
-    fn forward(&mut self) -> Applied {
+    /// What was undone begins anew; what had failed is tried again under its old name, as it may have had an effect. An undo that was
+    /// left out undid nothing: its step is still done. The deadline counts from now on, or the way forward would end at once.
+    fn forward(&mut self, at: Timestamp) -> Applied {
         let busy = |s: &StepState| s.undo == Doing::Started || (self.back.is_some() && s.run == Doing::Started);
         if self.whole != Doing::Idle || self.steps.iter().enumerate().any(|(i, s)| self.is_called(i) && busy(s)) {
             return Err(not("something is still being stopped or undone"));
@@ -365,19 +410,20 @@ impl State {
             return Err(not("it does go forward"));
         }
         self.round += 1;
-        let round = self.round;
+        for i in 0..self.steps.len() {
+            if self.steps.get(i).is_some_and(|step| step.undo == Doing::Done) {
+                self.begin_anew(i);
+            }
+        }
         for step in &mut self.steps {
-            if step.undo.is_over() {
-                *step = StepState::new(round);
+            for doing in [&mut step.run, &mut step.undo].into_iter().filter(|doing| doing.has_failed()) {
+                *doing = Doing::Idle;
             }
-            if step.run.has_failed() {
-                step.run = Doing::Idle;
-            }
-            if step.undo.has_failed() {
+            if step.undo == Doing::Skipped {
                 step.undo = Doing::Idle;
             }
         }
-        self.back = None;
+        (self.back, self.timed_from) = (None, at);
         Ok(())
     }
 
@@ -431,11 +477,14 @@ impl State {
 
     /// Whether something that happened was not undone.
     pub(crate) fn has_gaps(&self) -> bool {
-        let is_gap = |(i, step): (usize, &StepState)| {
-            let irreversible = self.flow.step(i).is_some_and(|def| def.undo == UndoKind::Irreversible);
-            step.undo == Doing::Skipped || (irreversible && step.may_have_happened())
-        };
-        self.whole == Doing::Skipped || self.steps.iter().enumerate().any(is_gap)
+        self.past.gaps || self.whole == Doing::Skipped || (0..self.steps.len()).any(|i| self.is_gap(i))
+    }
+
+    /// Whether this happened, and was not, or cannot be, undone.
+    fn is_gap(&self, i: usize) -> bool {
+        let Some(step) = self.steps.get(i) else { return false };
+        let irreversible = self.flow.step(i).is_some_and(|def| def.undo == UndoKind::Irreversible);
+        step.undo == Doing::Skipped || (irreversible && step.may_have_happened())
     }
 
     /// Whether a person is needed.
@@ -467,6 +516,11 @@ impl State {
         let forward = work.op != Op::Run || self.back.is_none() || self.place(work) == self.flow.pivot;
         let back = work.op != Op::Undo || self.back.is_some();
         self.ended.is_none() && forward && back && self.at(work).is_some_and(Doing::is_open)
+    }
+
+    /// Whether the saga waits to hear how this ends.
+    pub(crate) fn is_awaited(&self, work: &Work) -> bool {
+        self.ended.is_none() && self.at(work) == Some(&Doing::Started)
     }
 
     /// What would be tried again: all that has failed and needs a person.
@@ -506,6 +560,14 @@ impl State {
         let step = self.flow.step(i).map(|step| step.name.clone()).unwrap_or_default();
         if self.is_called(i) { Why::Failed { step, error: error.to_owned() } } else { Why::TimeUp { step } }
     }
+}
+
+/// What a signal said, in short.
+fn said(name: &str, payload: &Value) -> [u8; 16] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(name.as_bytes()).update(b"\0");
+    crate::new_task::hash_canonical(payload, &mut hasher);
+    hasher.finalize().as_bytes().first_chunk().copied().unwrap_or_default()
 }
 
 pub(crate) fn has(steps: Steps, i: usize) -> bool {

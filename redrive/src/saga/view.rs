@@ -1,5 +1,6 @@
 //! How the steps of a stored saga stand, for people.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -28,6 +29,8 @@ pub struct StepView {
     pub confirm: &'static str,
     /// When it was started.
     pub started_at: Option<Timestamp>,
+    /// When something last happened to it, in any round.
+    pub changed_at: Option<Timestamp>,
     /// What came of it.
     pub output: Option<Value>,
     /// Why its run, its undo or its confirmation failed.
@@ -59,12 +62,16 @@ impl SagaRecord {
     pub fn steps(&self) -> Vec<StepView> {
         let Ok(flow) = Flow::new(self.definition.clone()) else { return Vec::new() };
         let mut state = State::new(Arc::new(flow), Arc::new(Value::Null));
+        let mut changed = HashMap::new();
         for journaled in &self.journal {
             if state.apply(&journaled.event, journaled.at).is_err() {
                 break;
             }
+            let step = journaled.event.work().and_then(|work| work.step.as_deref());
+            step.into_iter().for_each(|step| _ = changed.insert(step, journaled.at));
         }
         let view = |(name, step): (&String, &StepState)| StepView {
+            changed_at: changed.get(name.as_str()).copied(),
             name: name.clone(),
             round: step.round,
             run: step.run.word(),

@@ -24,7 +24,7 @@ use crate::task::{KeyHash, Task};
 
 use super::Store;
 use super::audit::{AuditEntry, Record};
-use super::db::{Columns, Connection, Dialect, Row, Value, query};
+use super::db::{Columns, Connection, Dialect, Row, Value, database_error, query};
 use super::insert::insert_follow_ups;
 use super::layout::Tables;
 use super::pool::Use;
@@ -162,6 +162,26 @@ impl Store {
         Ok(appends.iter().map(|a| written.contains(&a.id)).collect())
     }
 
+    /// Writes a saga that begins in the caller's own transaction. Nothing is repeated in there. If its id is taken: the hash of what that
+    /// one was started with.
+    pub(crate) async fn begin_saga_in(
+        &self,
+        c: &mut Connection<'_>,
+        append: &Append,
+        now: Timestamp,
+    ) -> Result<Option<[u8; 16]>> {
+        let ids: Vec<TaskId> = append.tasks.iter().map(|task| task.id).collect();
+        let tables = self.make_room_in(c, &ids, now).await?;
+        let (name, appends) = (self.new_id(Some(0), now), std::slice::from_ref(append));
+        let doing = format!("starting saga {} in the caller's transaction", append.id);
+        let written = append_once(c, &tables, appends, &[], name, now).await;
+        if !written.map_err(|e| database_error(&*doing, e))?.is_empty() {
+            return Ok(None);
+        }
+        let taken = started_with(c, &append.id).await.map_err(|e| database_error(&*doing, e))?;
+        taken.map(Some).ok_or_else(|| Error::NotFound { what: "saga", id: append.id.clone() }) // removed just now
+    }
+
     /// A saga, with its journal.
     pub async fn saga(&self, id: &str) -> Result<Option<SagaRecord>> {
         Ok(self.load_sagas(&[id]).await?.pop())
@@ -222,20 +242,34 @@ impl Store {
         })
     }
 
-    /// Sagas whose time to be looked at has come.
-    pub(crate) async fn due_sagas(&self, now: Timestamp, limit: u32) -> Result<Vec<String>> {
-        let sql = "SELECT id FROM redrive_saga WHERE deadline <= ? ORDER BY deadline LIMIT ?";
+    /// Sagas whose time to be looked at has come, the earliest first, one page at a time: those after the last of the page before.
+    pub(crate) async fn due_sagas(
+        &self,
+        last: Option<&(Timestamp, String)>,
+        now: Timestamp,
+        limit: u32,
+    ) -> Result<Vec<(Timestamp, String)>> {
+        let mut all = Conditions::default();
+        all.add("deadline <= ?", now);
+        if let Some((time, id)) = last {
+            let values = vec![(*time).into(), (*time).into(), id.as_str().into()];
+            all.add_all("deadline >= ? AND (deadline > ? OR id > ?)", values);
+        }
+        let read = all.query("SELECT deadline, id FROM redrive_saga", "ORDER BY deadline, id LIMIT ?").bind(limit);
         retrying!(self.pools(), Use::Read, Scope::Statement, "looking for sagas whose time has come", |c, _| {
-            let rows = c.rows(query(sql).bind(now).bind(limit)).await?;
-            rows.iter().map(|row| row.columns().text().map(str::to_owned)).collect()
+            let read_due = |row: &Row| {
+                let mut columns = row.columns();
+                Ok((Timestamp::from_millis(columns.int()?), columns.text()?.to_owned()))
+            };
+            c.rows(read.clone()).await?.iter().map(read_due).collect()
         })
     }
 
-    /// When the next saga is to be looked at.
-    pub(crate) async fn next_due_saga(&self) -> Result<Option<Timestamp>> {
-        let sql = "SELECT deadline FROM redrive_saga WHERE deadline IS NOT NULL ORDER BY deadline LIMIT 1";
+    /// When the next saga is to be looked at, after this time.
+    pub(crate) async fn next_due_saga(&self, after: Timestamp) -> Result<Option<Timestamp>> {
+        let sql = "SELECT deadline FROM redrive_saga WHERE deadline > ? ORDER BY deadline LIMIT 1";
         retrying!(self.pools(), Use::Read, Scope::Statement, "looking for the next saga", |c, _| {
-            Ok(c.row(query(sql)).await?.map(|row| row.int()).transpose()?.map(Timestamp::from_millis))
+            Ok(c.row(query(sql).bind(after)).await?.map(|row| row.int()).transpose()?.map(Timestamp::from_millis))
         })
     }
 
@@ -327,6 +361,15 @@ async fn append_once(
         }
     }
     Ok(written)
+}
+
+async fn started_with(c: &mut Connection<'_>, id: &str) -> sqlx::Result<Option<[u8; 16]>> {
+    let sql = match c.dialect() {
+        // The row is locked by our insert already, but a plain look is at what there was when the transaction first looked.
+        Dialect::MySql => "SELECT input_hash FROM redrive_saga WHERE id = ? FOR UPDATE",
+        Dialect::Sqlite | Dialect::Postgres => "SELECT input_hash FROM redrive_saga WHERE id = ?",
+    };
+    c.row(query(sql).bind(id)).await?.map(|row| row.columns().hash()).transpose()
 }
 
 /// New sagas, but those whose ids are taken.

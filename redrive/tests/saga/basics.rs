@@ -23,8 +23,11 @@ stores!(
     under_way_is_no_failure,
     a_start_is_idempotent_by_its_id,
     going_back_stops_what_is_under_way,
+    what_had_to_wait_for_its_turn_is_not_begun_when_the_saga_goes_back,
     two_nodes_share_a_saga,
     answers_that_are_lost_change_nothing,
+    a_stop_does_not_wait_for_a_database_that_is_away,
+    what_could_not_be_read_again_is_not_taken,
     sagas_are_listed_and_removed,
     many_at_once,
     what_is_encrypted_cannot_be_read,
@@ -291,6 +294,22 @@ async fn going_back_stops_what_is_under_way(db: Db) {
     engine.stop().await;
 }
 
+/// The step that waits has its turn as soon as the first is refused, before anybody could stop it.
+async fn what_had_to_wait_for_its_turn_is_not_begun_when_the_saga_goes_back(db: Db) {
+    let world = World::default();
+    let one_at_a_time = redrive::MethodOptions::default().concurrency(1);
+    let engine = world.engine_with(&db.store, &["go"], one_at_a_time).await;
+    for n in 0..10 {
+        world.will("a", [Say::Refuse]).will("b", [Say::Refuse]);
+        let seen = world.seen().len();
+        let ended = play(&engine, saga([step("a", &[]), step("b", &[])]), &format!("t{n}")).await;
+        let ran = world.seen().split_off(seen);
+        assert_eq!(ended, SagaState::Compensated, "{ran:?}");
+        assert_eq!(ran.iter().filter(|step| !step.ends_with("undo")).count(), 1, "{ran:?}");
+    }
+    engine.stop().await;
+}
+
 async fn two_nodes_share_a_saga(db: Db) {
     let (one, two) = (World::default(), World::default());
     let (store, other) = (db.another().await, db.another().await);
@@ -324,6 +343,44 @@ async fn answers_that_are_lost_change_nothing(db: Db) {
     assert_eq!(db.count("redrive_saga").await, 6);
     engine.stop().await;
     assert_eq!(db.count("retry_dead").await, 0);
+}
+
+async fn a_stop_does_not_wait_for_a_database_that_is_away(db: Db) {
+    let faults = Faults::default();
+    let mut options = options();
+    options.faults = Some(faults.clone());
+    options.retry_for = std::time::Duration::from_millis(200);
+    let store = redrive::Store::open_with(&db.url, options).await.unwrap();
+    let mut config = redrive::EngineConfig::default();
+    config.grace = std::time::Duration::from_millis(100);
+    let builder = redrive::Engine::builder(store).config(config);
+    let world = World::default();
+    let engine = builder.saga_runner("go", redrive::MethodOptions::default(), world).start().await.unwrap();
+    faults.set_down(true);
+    let asked = {
+        let engine = engine.clone();
+        async move { engine.sagas().start_with(trip(), "t", json!(1)).await }
+    };
+    let asked = tokio::spawn(asked);
+    tokio::time::timeout(std::time::Duration::from_secs(60), engine.stop()).await.expect("it stops");
+    let answer = asked.await.unwrap().unwrap_err().to_string();
+    assert!(answer.contains("has stopped"), "{answer}");
+}
+
+async fn what_could_not_be_read_again_is_not_taken(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let deep = |n: usize| (0..n).fold(json!(1), |inner, _| json!([inner]));
+    let said = engine.sagas().start_with(trip(), "t", deep(101)).await.unwrap_err().to_string();
+    assert!(said.contains("input") && said.contains("nested"), "{said}");
+    // What a step answers is not refused, as it was done: it is undone.
+    world.will("flight", [Say::Done(deep(101))]);
+    assert_eq!(play(&engine, trip(), "t").await, SagaState::Compensated);
+    world.will("flight", [Say::Done(deep(100))]);
+    assert_eq!(play(&engine, trip(), "u").await, SagaState::Succeeded);
+    assert!(engine.sagas().cancel("t\0", None, None).await.unwrap_err().to_string().contains("no saga"));
+    assert_eq!(engine.sagas().get("t\0").await.unwrap(), None);
+    engine.stop().await;
 }
 
 async fn sagas_are_listed_and_removed(db: Db) {

@@ -9,3 +9,4 @@ mod crash;
 mod people;
 mod script;
 mod time;
+mod transaction;

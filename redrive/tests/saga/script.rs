@@ -82,12 +82,16 @@ impl World {
 
     /// An engine that runs steps of these methods.
     pub async fn engine_of(&self, store: &Store, methods: &[&str]) -> Engine {
+        self.engine_with(store, methods, MethodOptions::default()).await
+    }
+
+    /// The same with limits.
+    pub async fn engine_with(&self, store: &Store, methods: &[&str], options: MethodOptions) -> Engine {
         let mut quick = EngineConfig::default();
         quick.scan_interval = Duration::from_millis(100);
         let builder = Engine::builder(store.clone()).config(quick);
-        let add = |builder: redrive::Builder, method: &&str| {
-            builder.saga_runner(*method, MethodOptions::default(), self.clone())
-        };
+        let add =
+            |builder: redrive::Builder, method: &&str| builder.saga_runner(*method, options.clone(), self.clone());
         methods.iter().fold(builder, add).start().await.unwrap()
     }
 

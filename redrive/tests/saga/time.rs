@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use redrive::MethodOptions;
 use redrive::saga::{Definition, SagaState, StepDef, StepKind, UndoKind, WhenUp};
+use redrive::store::{AuditFilter, Registration};
 use redrive::testing::Testing;
+use redrive::{Clock, Engine, EngineConfig, MethodOptions};
 use serde_json::{Value, json};
 
 use crate::harness::{Db, stores};
@@ -19,6 +20,11 @@ stores!(
     past_its_deadline_a_saga_is_undone,
     a_step_has_a_deadline_too,
     what_a_dead_node_was_waiting_for_is_found,
+    the_times_of_a_dead_node_are_taken_over_when_it_is_declared_dead,
+    a_signal_with_a_key_counts_once,
+    the_same_signal_from_many_at_once_counts_once,
+    a_signal_is_in_the_audit_but_not_what_it_said,
+    a_signal_that_comes_with_the_start_does_not_harm_it,
 );
 
 fn wait(name: &str, after: &[&str], timeout: Option<Duration>, when_up: WhenUp) -> StepDef {
@@ -192,6 +198,115 @@ async fn what_a_dead_node_was_waiting_for_is_found(db: Db) {
     let other = world.engine(&db.store).await;
     assert_eq!(settled(&other, "t").await, SagaState::Failed);
     other.stop().await;
+}
+
+/// Who looks at the times for all has died, with a lock in its hands. The clock stands still, so that lock does not expire.
+async fn the_times_of_a_dead_node_are_taken_over_when_it_is_declared_dead(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.another().await).await;
+    let definition = saga([wait("yes", &[], Some(LATE), WhenUp::Compensate)]);
+    engine.sagas().start_with(definition, "t", json!(1)).await.unwrap();
+    let now = engine.store().now().await.unwrap() + LATE + Duration::from_secs(60);
+    engine.stop().await;
+
+    let dead = Registration { name: "killed".into(), methods: vec!["go".into()], ..Registration::default() };
+    let dead = db.store.register(&dead, now).await.unwrap();
+    assert!(db.store.lock("sagas", &dead.to_string(), LATE, now).await.unwrap().is_some());
+    let mut quick = EngineConfig::default();
+    (quick.beat_interval, quick.lease, quick.margin) =
+        (Duration::from_millis(200), Duration::from_secs(2), Duration::from_millis(400));
+    let other = Engine::builder(db.another().await)
+        .config(quick)
+        .clock(Clock::manual(now))
+        .saga_runner("go", MethodOptions::default(), world.clone())
+        .start()
+        .await
+        .unwrap();
+    assert_eq!(settled(&other, "t").await, SagaState::Failed);
+    other.stop().await;
+}
+
+/// Two steps that wait for the same signal, one after the other.
+fn twice() -> Definition {
+    let kind = || StepKind::WaitFor { signal: "yes".into(), timeout: None, when_up: WhenUp::Compensate };
+    let waits = |name, after: &[&str]| StepDef { kind: kind(), undo: UndoKind::Nothing, ..step(name, after) };
+    saga([waits("first", &[]), waits("second", &["first"])])
+}
+
+async fn a_signal_with_a_key_counts_once(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let sagas = engine.sagas();
+    sagas.start_with(twice(), "t", json!(1)).await.unwrap();
+    let send = async |key, n| sagas.signal_once("t", key, "yes", &json!({ "n": n, "m": 0 }), Some("shop")).await;
+    assert!(send("k1", 1).await.unwrap());
+    assert!(!send("k1", 1).await.unwrap(), "accepted as before");
+    let other = send("k1", 2).await.unwrap_err().to_string();
+    assert!(other.contains("another signal was sent under this key"), "{other}");
+    let saga = sagas.get("t").await.unwrap().unwrap();
+    assert_eq!((saga.summary.state, saga.steps()[1].run), (SagaState::Waiting, "started"));
+    assert!(send("k2", 1).await.unwrap());
+    assert_eq!(settled(&engine, "t").await, SagaState::Succeeded);
+    // Whoever has not heard the answer asks again, whatever has become of the saga, on whichever node.
+    let (another, elsewhere) = (World::default(), db.another().await);
+    let node = another.engine(&elsewhere).await;
+    assert!(!node.sagas().signal_once("t", "k2", "yes", &json!({ "m": 0, "n": 1 }), None).await.unwrap());
+    let ended = send("k3", 1).await.unwrap_err().to_string();
+    assert!(ended.contains("it has ended"), "{ended}");
+    for key in ["", "a\0b", &"k".repeat(256)] {
+        assert!(sagas.signal_once("t", key, "yes", &1, None).await.unwrap_err().to_string().contains("key"), "{key:?}");
+    }
+    node.stop().await;
+    engine.stop().await;
+}
+
+async fn the_same_signal_from_many_at_once_counts_once(db: Db) {
+    let (one, two) = (World::default(), World::default());
+    let (store, other) = (db.another().await, db.another().await);
+    let (e1, e2) = (one.engine(&store).await, two.engine(&other).await);
+    e1.sagas().start_with(twice(), "t", json!(1)).await.unwrap();
+    let send = |n: usize| {
+        let engine = if n.is_multiple_of(2) { e1.clone() } else { e2.clone() };
+        async move { engine.sagas().signal_once("t", "k", "yes", &1, None).await.unwrap() }
+    };
+    let mut all = tokio::task::JoinSet::new();
+    (0..20).for_each(|n| _ = all.spawn(send(n)));
+    assert_eq!(all.join_all().await.into_iter().filter(|is_new| *is_new).count(), 1);
+    assert_eq!(e1.sagas().get("t").await.unwrap().unwrap().summary.state, SagaState::Waiting);
+    e1.stop().await;
+    e2.stop().await;
+}
+
+async fn a_signal_is_in_the_audit_but_not_what_it_said(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let sagas = engine.sagas();
+    sagas.start_with(twice(), "t", json!(1)).await.unwrap();
+    sagas.signal_once("t", "k", "yes", &json!({ "card": "4711" }), Some("boss")).await.unwrap();
+    sagas.signal_once("t", "k", "yes", &json!({ "card": "4711" }), Some("boss")).await.unwrap();
+    sagas.signal("t", "yes", &json!("by a program"), None).await.unwrap();
+    let audits = db.store.audits(&AuditFilter::default(), 10).await.unwrap();
+    let [audit] = audits.as_slice() else { panic!("one for what came of it: {audits:?}") };
+    let entry = &audit.entry;
+    assert_eq!((&*entry.who, &*entry.action, &*entry.target), ("boss", "saga.signal", "t"));
+    assert_eq!(entry.after, Some(json!({ "signal": "yes", "payload_bytes": 15, "key": "k" })));
+    engine.stop().await;
+}
+
+async fn a_signal_that_comes_with_the_start_does_not_harm_it(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let sagas = engine.sagas();
+    for n in 0..30 {
+        let id = format!("t{n}");
+        let (told, started) =
+            tokio::join!(sagas.signal(&id, "yes", &1, None), sagas.start_with(twice(), &id, json!(1)));
+        assert!(!started.unwrap().existed);
+        if let Err(e) = told {
+            assert!(e.to_string().contains("no saga"), "it was not there yet: {e}");
+        }
+    }
+    engine.stop().await;
 }
 
 /// With a clock of its own a test need not wait for anything.

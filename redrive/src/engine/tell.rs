@@ -1,0 +1,200 @@
+//! What a saga is told, and what comes of it: decided in memory, without any I/O, for `journals` to write.
+//!
+//! *Invariants.* Of what is told at once either all happens or nothing. What a person did is in the audit if something came of it, and not
+//! otherwise. A start goes before whatever else is said at the same time.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+use crate::saga::{Event, Flow, Illegal, Next, State, Work, advance};
+use crate::store::{AuditEntry, Begins};
+use crate::task::KeyHash;
+
+use super::memory::Kept;
+
+/// What is to be told to a saga.
+#[derive(Clone, Debug)]
+pub(super) enum Tell {
+    /// It begins.
+    Begin(Beginning),
+    /// How something ended.
+    Event(Event),
+    /// What a person or another system wants.
+    Wish(Wish, Option<AuditEntry>),
+    /// The time.
+    Look,
+}
+
+/// A saga that is to begin.
+#[derive(Clone, Debug)]
+pub(super) struct Beginning {
+    pub(super) flow: Arc<Flow>,
+    pub(super) input: Arc<Value>,
+    pub(super) begins: Begins,
+}
+
+/// What is wanted of a saga; which event that is depends on how it stands.
+#[derive(Clone, Debug)]
+pub(super) enum Wish {
+    /// Just this.
+    Event(Event),
+    /// The step under way, or that has failed, is to be left out.
+    Skip { step: String, by: String },
+    /// It is done, with this result.
+    Resolve { step: String, output: Value, by: String },
+    /// What has failed is tried again, under new tasks.
+    Again(Vec<Work>),
+}
+
+/// What one saga has come to.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) state: State,
+    /// Since when it stands as it does.
+    pub(super) since: Timestamp,
+    pub(super) input_hash: [u8; 16],
+    /// What it is, if it begins with this.
+    pub(super) begins: Option<Begins>,
+    /// What is new in its journal.
+    pub(super) events: Vec<Event>,
+    /// The tasks that begin, and whether the saga was past its point of no return then.
+    pub(super) start: Vec<(Work, bool)>,
+    pub(super) stop: Vec<Work>,
+    pub(super) audits: Vec<AuditEntry>,
+    /// Of each thing that it was told, whether that was new, or why it cannot be.
+    pub(super) answers: Vec<Result<bool>>,
+}
+
+impl Outcome {
+    /// Tells a saga all that there is to tell. `None`: there is none, and nobody begins it.
+    pub(super) fn of_telling<'a>(
+        id: &str,
+        before: Option<&Kept>,
+        tells: impl Iterator<Item = &'a Tell> + Clone,
+        now: Timestamp,
+    ) -> Option<Self> {
+        let mut outcome = match (before, tells.clone().next()) {
+            (Some(kept), _) => Self::new((*kept.state).clone(), kept.since, kept.input_hash, None),
+            (None, Some(Tell::Begin(beginning))) => Self::beginning(beginning, now),
+            (None, _) => return None,
+        };
+        let word = before.map(|kept| kept.state.word());
+        for tell in tells {
+            let answer = outcome.tell(id, tell, now);
+            outcome.answers.push(answer);
+        }
+        if word != Some(outcome.state.word()) {
+            outcome.since = now;
+        }
+        Some(outcome)
+    }
+
+    fn beginning(beginning: &Beginning, now: Timestamp) -> Self {
+        let state = State::new(beginning.flow.clone(), beginning.input.clone());
+        Self::new(state, now, beginning.begins.input_hash.0, Some(beginning.begins.clone()))
+    }
+
+    fn new(state: State, since: Timestamp, input_hash: [u8; 16], begins: Option<Begins>) -> Self {
+        let (events, start, stop, audits, answers) = Default::default();
+        Self { state, since, input_hash, begins, events, start, stop, audits, answers }
+    }
+
+    /// Whether it was new, or why it cannot be.
+    fn tell(&mut self, id: &str, tell: &Tell, now: Timestamp) -> Result<bool> {
+        let conflict = |why: String| Error::Conflict { doing: "do that to saga", id: id.to_owned(), why };
+        match tell {
+            Tell::Begin(beginning) if self.state.seq > 0 => {
+                same_start(id, self.input_hash, beginning.begins.input_hash)?;
+                Ok(false)
+            }
+            Tell::Begin(_) => self.add([Some(Event::Began)], now).map_err(conflict),
+            Tell::Event(event) => self.add([Some(event.clone())], now).map_err(conflict),
+            Tell::Look => self.add([None], now).map_err(conflict),
+            Tell::Wish(wish, audit) => {
+                if wish.was_heard(&self.state).map_err(conflict)? {
+                    return Ok(false);
+                }
+                if let Some(end) = self.state.ended {
+                    return Err(conflict(format!("it has ended: {end}")));
+                }
+                let events = wish.events(&self.state).map_err(conflict)?;
+                let is_new = self.add(events.into_iter().map(Some), now).map_err(conflict)?;
+                self.audits.extend(audit.clone().filter(|_| is_new));
+                Ok(is_new)
+            }
+        }
+    }
+
+    /// Adds events, and what follows from them; `None` is nothing but the time. All of them, or none.
+    fn add(&mut self, events: impl IntoIterator<Item = Option<Event>>, now: Timestamp) -> Result<bool, String> {
+        let mut all: Vec<Next> = Vec::new();
+        for event in events {
+            let state = all.last().map_or(&self.state, |next| &next.state);
+            match advance(state, event, now) {
+                Err(Illegal::Known) => {}
+                Err(Illegal::Not(why)) => return Err(why),
+                Ok(next) => all.push(next),
+            }
+        }
+        let before = self.events.len();
+        all.into_iter().for_each(|next| self.take(next));
+        Ok(self.events.len() > before)
+    }
+
+    fn take(&mut self, next: Next) {
+        self.events.extend(next.events);
+        let committed = next.state.committed;
+        self.start.extend(next.start.into_iter().map(|work| (work, committed)));
+        self.stop.extend(next.stop);
+        self.state = next.state;
+    }
+}
+
+impl Wish {
+    /// Whether it is a signal that was said before, under the same key. That counts as done, also when the saga has ended since: whoever
+    /// says it again has not heard the answer.
+    fn was_heard(&self, state: &State) -> Result<bool, String> {
+        let Self::Event(Event::Signal { name, payload, key, .. }) = self else { return Ok(false) };
+        match state.is_unheard(name, payload, key.as_deref()) {
+            Ok(()) => Ok(false),
+            Err(Illegal::Known) => Ok(true),
+            Err(Illegal::Not(why)) => Err(why),
+        }
+    }
+
+    /// The events that it is, as the saga stands.
+    fn events(&self, state: &State) -> Result<Vec<Event>, String> {
+        let open = |step: &str| {
+            let idle = || format!("nothing of step {step:?} is under way or has failed");
+            state.open_work(step).ok_or_else(idle)
+        };
+        Ok(match self {
+            Self::Event(event) => vec![event.clone()],
+            Self::Skip { step, by } => vec![Event::Skipped { work: open(step)?, by: by.clone() }],
+            Self::Resolve { step, output, by } => {
+                vec![Event::Done { work: open(step)?, output: output.clone(), by: Some(by.clone()) }]
+            }
+            Self::Again(work) => work.iter().map(|work| Event::Started { work: work.clone() }).collect(),
+        })
+    }
+}
+
+/// A start that is repeated must be the same.
+pub(super) fn same_start(id: &str, there: [u8; 16], wanted: KeyHash) -> Result<()> {
+    if there == wanted.0 {
+        return Ok(());
+    }
+    let why = "it was started with another name or input; give this one another id".into();
+    Err(Error::Conflict { doing: "start saga", id: id.to_owned(), why })
+}
+
+/// What makes two starts the same.
+pub(super) fn input_hash(name: &str, input: &Value) -> KeyHash {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(name.as_bytes()).update(b"\0");
+    crate::new_task::hash_canonical(input, &mut hasher);
+    KeyHash(hasher.finalize().as_bytes().first_chunk().copied().unwrap_or_default())
+}

@@ -1,0 +1,164 @@
+//! The time, for sagas that wait for one.
+//!
+//! *State.* Time needs no tasks: each saga's row says when it must be looked at. The node that wrote that remembers it.
+//!
+//! *Invariants.* For the times of nodes that are gone one node, which holds a lock, looks into the table: a moment after the next time in
+//! it, since whoever remembers has been there by then, and now and then in any case. The lock saves work; what keeps things right is the
+//! journal, in which a look that comes to nothing leaves nothing.
+//!
+//! *Failure.* When the holder of the lock dies, whoever declares it dead frees the lock and looks at once, so nobody waits for it to
+//! expire. A saga that cannot be looked at, because it cannot be read for example, does not keep others from it.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::clock::{Timestamp, pause};
+use crate::error::Result;
+use crate::store::Lock;
+use crate::task::NodeNumber;
+
+use super::tell::Tell;
+use super::{Shared, lock};
+
+/// The lock of who looks for sagas whose time has come and that nobody has in memory.
+const LOCK: &str = "sagas";
+/// How often that is, at the least; and how often the lock is renewed.
+const SWEEP: Duration = Duration::from_secs(5);
+/// How long a time is left to whoever has it in memory.
+const LAG: Duration = Duration::from_millis(250);
+/// How many it takes at once.
+const SWEPT: u32 = 1_000;
+
+/// What is remembered.
+#[derive(Debug, Default)]
+pub(super) struct Times {
+    /// Sagas that are to be looked at, and when.
+    timers: Mutex<BTreeSet<(Timestamp, String)>>,
+    sooner: Notify,
+    /// A node has died: what it had in memory is for others.
+    orphaned: Notify,
+}
+
+impl Shared {
+    /// A saga is to be looked at then, and no more when it was to be.
+    pub(super) fn look_at(&self, id: &str, was: Option<Timestamp>, at: Option<Timestamp>) {
+        if was == at {
+            return;
+        }
+        let mut timers = lock(&self.sagas.times.timers);
+        was.into_iter().for_each(|was| _ = timers.remove(&(was, id.to_owned())));
+        let Some(at) = at else { return };
+        let is_next = timers.first().is_none_or(|(next, _)| at < *next);
+        timers.insert((at, id.to_owned()));
+        if is_next {
+            self.sagas.times.sooner.notify_one();
+        }
+    }
+
+    /// Looks at those whose time has come, as far as we remember; when the next one's will have.
+    fn look_at_remembered(&self, now: Timestamp) -> Option<Timestamp> {
+        let mut timers = lock(&self.sagas.times.timers);
+        let later = timers.split_off(&(now + Duration::from_millis(1), String::new()));
+        let due: BTreeSet<_> = std::mem::replace(&mut *timers, later);
+        due.into_iter().for_each(|(_, id)| self.sagas.journals.look(id));
+        timers.first().map(|(at, _)| *at)
+    }
+
+    /// Looks at all whose time has come; how many moved on. One that cannot, because it cannot be read for example, does not keep the
+    /// others from it.
+    pub(super) async fn look_at_due_sagas(&self, now: Timestamp) -> Result<usize> {
+        let (mut moved, mut last) = (0, None);
+        loop {
+            let due = self.store.due_sagas(last.as_ref(), now, SWEPT).await?;
+            let looks = due.iter().map(|(_, id)| self.sagas.journals.tell(id, Tell::Look));
+            let answers = futures_util::future::join_all(looks).await;
+            moved += answers.iter().filter(|answer| answer.as_ref().is_ok_and(|a| a.is_new)).count();
+            if due.len() < SWEPT as usize {
+                return Ok(moved);
+            }
+            last = due.into_iter().next_back();
+        }
+    }
+
+    /// A node was declared dead: whoever declares it takes care that its sagas' times are looked after at once.
+    pub(super) async fn take_over_sagas(&self, dead: NodeNumber) {
+        let freed = match self.store.held_lock(LOCK, self.clock.now()).await {
+            Ok(Some(lock)) if lock.owner == dead.to_string() => self.store.unlock(&lock).await.map(|_| ()),
+            other => other.map(|_| ()),
+        };
+        if let Err(e) = freed {
+            tracing::warn!(error = %e, "the lock of the sagas' times could not be freed; it expires");
+        }
+        self.sagas.times.orphaned.notify_one();
+    }
+}
+
+/// The time, for sagas that wait.
+pub(super) async fn run(shared: Arc<Shared>) {
+    if !shared.sagas.any {
+        return; // those who run steps look at the time, too
+    }
+    let (mut held, mut look) = (None, Timestamp::EPOCH);
+    loop {
+        let now = shared.clock.now();
+        let next = shared.look_at_remembered(now);
+        if look <= now {
+            look = sweep(&shared, &mut held, now).await.unwrap_or_else(|e| {
+                tracing::warn!(error = %e, "sagas whose time has come could not be looked for; trying again");
+                now + SWEEP
+            });
+        }
+        let wait = next.unwrap_or(look).min(look).since(now).min(SWEEP).max(Duration::from_millis(1));
+        tokio::select! {
+            () = pause(wait) => {}
+            () = shared.sagas.times.sooner.notified() => {}
+            () = shared.sagas.times.orphaned.notified() => look = Timestamp::EPOCH,
+            () = shared.stopping.cancelled() => break,
+        }
+    }
+    if let Some(lock) = held
+        && let Err(e) = shared.store.unlock(&lock).await
+    {
+        tracing::debug!(error = %e, "the lock of the sagas' times could not be given back; it expires");
+    }
+}
+
+/// Looks at the sagas whose time has come, if that is ours to do; when to look again.
+async fn sweep(shared: &Shared, held: &mut Option<Lock>, now: Timestamp) -> Result<Timestamp> {
+    if !shared.me.may_work() {
+        return Ok(now + LAG);
+    }
+    // It is renewed long before it expires, but not at every look: that is a write.
+    let is_ours = held.as_ref().is_some_and(|lock| now + SWEEP * 2 < lock.expires_at);
+    if !is_ours {
+        *held = shared.store.lock(LOCK, &shared.me.number().to_string(), SWEEP * 3, now).await?;
+    }
+    if held.is_none() {
+        return Ok(now + SWEEP); // another node does it for all
+    }
+    shared.look_at_due_sagas(now).await?;
+    Ok(next_look(now, shared.store.next_due_saga(now).await?))
+}
+
+/// A moment after the next time in the table, but not at once and not too late: others may write an earlier one.
+fn next_look(now: Timestamp, next: Option<Timestamp>) -> Timestamp {
+    next.map_or(now + SWEEP, |next| (next + LAG).clamp(now + LAG, now + SWEEP))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_looked_at_a_moment_after_the_next_time_in_it() {
+        let now = Timestamp::from_millis(1_800_000_000_000);
+        let after = |ms: u64| now + Duration::from_millis(ms);
+        assert_eq!(next_look(now, None), now + SWEEP);
+        assert_eq!(next_look(now, Some(after(1_000))), after(1_250));
+        assert_eq!(next_look(now, Some(after(1))), after(251), "not before those who remember it");
+        assert_eq!(next_look(now, Some(after(60_000))), now + SWEEP);
+    }
+}
