@@ -24,10 +24,10 @@ use crate::saga::{Event, SagaState, State};
 use crate::store::Append;
 use crate::task::Task;
 
-use super::events::Event as Told;
 use super::memory::{Kept, Memory, broken};
 use super::tell::{Outcome, Tell};
-use super::{Shared, inserter, lock};
+use crate::engine::events::Event as Told;
+use crate::engine::{Shared, inserter, lock};
 
 /// Most sagas of a flush.
 const MOST_SAGAS: usize = 500;
@@ -110,7 +110,7 @@ fn stopped(id: &str) -> Error {
     Error::Conflict { doing: "write the journal of", id: id.into(), why: "this engine has stopped".into() }
 }
 
-pub(super) async fn run(shared: Arc<Shared>) {
+pub(in crate::engine) async fn run(shared: Arc<Shared>) {
     let journals = shared.sagas.journals.clone();
     loop {
         let asked = journals.take();

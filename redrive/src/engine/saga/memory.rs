@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::saga::{Definition, Flow, State};
 use crate::store::{SagaRecord, Store};
 
-use super::lock;
+use crate::engine::lock;
 
 /// Sagas of a generation, and definitions.
 const MOST_KEPT: usize = 10_000;

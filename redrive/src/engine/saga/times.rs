@@ -21,7 +21,7 @@ use crate::store::Lock;
 use crate::task::NodeNumber;
 
 use super::tell::Tell;
-use super::{Shared, lock};
+use crate::engine::{Shared, lock};
 
 /// The lock of who looks for sagas whose time has come and that nobody has in memory.
 const LOCK: &str = "sagas";
@@ -84,7 +84,7 @@ impl Shared {
     }
 
     /// A node was declared dead: whoever declares it takes care that its sagas' times are looked after at once.
-    pub(super) async fn take_over_sagas(&self, dead: NodeNumber) {
+    pub(in crate::engine) async fn take_over_sagas(&self, dead: NodeNumber) {
         let freed = match self.store.held_lock(LOCK, self.clock.now()).await {
             Ok(Some(lock)) if lock.owner == dead.to_string() => self.store.unlock(&lock).await.map(|_| ()),
             other => other.map(|_| ()),
@@ -97,7 +97,7 @@ impl Shared {
 }
 
 /// The time, for sagas that wait.
-pub(super) async fn run(shared: Arc<Shared>) {
+pub(in crate::engine) async fn run(shared: Arc<Shared>) {
     if !shared.sagas.any {
         return; // those who run steps look at the time, too
     }

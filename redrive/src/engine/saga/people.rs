@@ -14,9 +14,10 @@ use crate::saga::{Definition, Event, Flow, SagaState, State, Why, Work};
 use crate::store::{AuditEntry, Begins, Connection, DeadFilter, SagaFilter, SagaRecord, SagaSummary, TaskFilter};
 use crate::task::{Status, Task, limits};
 
-use super::Engine;
-use super::saga::{BUSINESS, DEEPEST, StepParams, depth};
+use crate::engine::Engine;
+
 use super::tell::{Beginning, Outcome, Tell, Wish, input_hash, same_start};
+use super::{BUSINESS, DEEPEST, StepParams, depth};
 
 /// How long a failed task may take to become a dead letter, before it is taken for one that runs again.
 const LETTER_WAIT: Duration = Duration::from_millis(20);
@@ -156,7 +157,7 @@ impl Sagas<'_> {
             let told = async {
                 loop {
                     match events.recv().await {
-                        Ok(super::Event::Saga { id: about, .. }) if about == id => return,
+                        Ok(crate::engine::Event::Saga { id: about, .. }) if about == id => return,
                         Err(RecvError::Lagged(_)) => return,
                         Err(RecvError::Closed) => std::future::pending().await,
                         Ok(_) => {}

@@ -5,6 +5,20 @@
 //! that are tried again are the task's own matter. One that is given up calls `redrive.saga.ended`, in the transaction in which
 //! it ends. Going back stops what is under way by `redrive.saga.stop`, a task as well: what is to be done after a commit must survive
 //! a crash.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `people` | what an application and its people ask and do |
+//! | `tell` | what is told to a saga, and what follows from it |
+//! | `journals` | the writes of all sagas of this node, together |
+//! | `memory` | what this node remembers of sagas |
+//! | `times` | deadlines, waits and expiries that come due |
+
+pub(super) mod journals;
+mod memory;
+mod people;
+mod tell;
+pub(super) mod times;
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
@@ -28,10 +42,12 @@ use crate::store::{Store, TaskFilter};
 use crate::task::{Task, limits};
 
 use super::handler::{Attempted, Attempting, Handler, decode};
-use super::journals::Journals;
-use super::tell::Tell;
-use super::times::Times;
 use super::{Builder, MethodOptions, Shared, Verdict};
+use journals::Journals;
+use tell::Tell;
+use times::Times;
+
+pub use people::{Sagas, StartedSaga};
 
 /// What hears that a step's task was given up.
 pub(super) const ENDED: &str = "redrive.saga.ended";
@@ -75,10 +91,10 @@ type Later = Arc<OnceLock<Weak<Shared>>>;
 /// What the engine has for sagas.
 #[derive(Debug)]
 pub(super) struct Desk {
-    pub(super) journals: Arc<Journals>,
+    journals: Arc<Journals>,
     /// Those that may be started by their names, with their definitions as JSON.
     pub(super) named: HashMap<String, (Arc<Flow>, String)>,
-    pub(super) times: Times,
+    times: Times,
     hook: Option<Hook>,
     engine: Later,
     /// Whether this engine runs steps.
