@@ -21,7 +21,7 @@ use crate::server::{App, gates};
 
 use super::fields::segment;
 use super::html::{self, Html};
-use super::overview::{LATE, of_method};
+use super::overview::{LATE, counts, of_method};
 use super::tasks::tag;
 use super::visit::{Act, Frame, Said, Visit};
 use super::words::{Words, fill};
@@ -98,7 +98,8 @@ struct Target {
 
 pub(super) async fn show(State(app): State<App>, visit: Visit) -> Answer<Response> {
     let (f, now) = (visit.frame, app.clock.now());
-    let (methods, gates) = (Box::pin(cluster::all_methods(&app)).await?, app.store.gates().await?);
+    let counted = counts(&app).await?.overview.clone();
+    let (methods, gates) = (Box::pin(cluster::methods_of(&app, counted)).await?, app.store.gates().await?);
     let times = app.metrics.as_ref().map(|metrics| times(&metrics.render())).unwrap_or_default();
     let mut rows: Vec<Row> =
         methods.iter().enumerate().map(|(n, method)| row(n, method, &gates, &times, now, f.w)).collect();

@@ -27,7 +27,8 @@
 //!    returned as they are: [`dress`] makes pages of them.
 //! 4. Its routes in [`routes`], and its place in [`menu`].
 //! 5. Live: `data-live="all"` (or a task's id, or `gates`) on the page's `<main>` by the block `live`.
-//! 6. Its address in `tests/console.rs`, where all pages are tried with markup in every value, as a viewer, in both languages.
+//! 6. Its address in `tests/console.rs` or `tests/console_operator.rs`, where all pages are tried with markup in every value, as a viewer,
+//!    in both languages; and in `tests/browser/pages.rs`, where they are looked at.
 
 mod assets;
 mod audit;

@@ -67,7 +67,7 @@ struct Row {
 
 /// What is counted.
 pub(super) struct Counts {
-    overview: Overview,
+    pub(super) overview: Overview,
     due: Count,
 }
 
@@ -76,6 +76,11 @@ impl Counts {
         let (overview, due) = tokio::try_join!(store.overview(), store.count_due(clock.now()))?;
         Ok(Self { overview, due })
     }
+}
+
+/// As they are, or were a moment ago.
+pub(super) async fn counts(app: &App) -> redrive::Result<Arc<Counts>> {
+    app.memory.counts.get(&app.clock, Box::pin(Counts::find(app.store.clone(), app.clock.clone()))).await
 }
 
 /// What the page is made of.
@@ -91,7 +96,7 @@ struct Seen {
 pub(super) async fn show(State(app): State<App>, visit: Visit) -> Answer<Response> {
     let (f, now) = (visit.frame, app.clock.now());
     let store = &app.store;
-    let counts = app.memory.counts.get(&app.clock, Box::pin(Counts::find(store.clone(), app.clock.clone()))).await?;
+    let counts = counts(&app).await?;
     let (gates, nodes, paused) = tokio::try_join!(store.gates(), store.nodes(), store.paused())?;
     let (minutes, tens) = tokio::try_join!(store.history(now - HOUR, 1), store.history(now - DAY, 10))?;
     let groups = super::dead::groups(&app).await?;
