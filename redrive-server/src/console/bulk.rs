@@ -34,6 +34,8 @@ struct Page {
     ids: usize,
     n: u64,
     is_danger: bool,
+    /// What the button says.
+    go: &'static str,
     result: Option<BulkResult>,
 }
 
@@ -64,6 +66,17 @@ impl Kind {
             "redrive" => w.bulk_redrive,
             "resolve" => w.bulk_resolve,
             _ => w.bulk_discard,
+        }
+    }
+
+    fn button(self, w: &Words) -> &'static str {
+        match self.action {
+            "retry" => w.retry_now,
+            "cancel" => w.cancel,
+            "fail" => w.fail,
+            "redrive" => w.redrive,
+            "resolve" => w.resolve,
+            _ => w.discard,
         }
     }
 
@@ -115,6 +128,7 @@ fn page(f: &Frame, kind: Kind, asked: &Fields, count: Count, result: Option<Bulk
         ids: asked.all("id").count(),
         n: count.n,
         is_danger: matches!(kind.action, "discard" | "cancel" | "fail"),
+        go: kind.button(f.w),
         result,
         f: f.clone(),
     }

@@ -190,7 +190,7 @@ words! {
     rate_failed: "Failed attempts", "失败尝试";
     per_minute: "per minute", "每分钟";
     due_now: "Due now", "当前到期";
-    oldest: "the oldest", "最早";
+    oldest: "oldest", "最早";
     waiting: "Waiting", "等待中";
     running_n: "{0} running", "{0} 个执行中";
     dead: "Dead letters", "死信";
@@ -364,7 +364,6 @@ words! {
         "尚未执行。将分批进行；离开页面即在当前批次后停止。";
     bulk_rate: "At most so many a second", "每秒最多";
     bulk_rate_none: "as many as go", "不限";
-    bulk_go: "Do it", "执行";
     bulk_no: "Go back", "返回";
     bulk_back: "To the list", "回到列表";
     bulk_progress: "Progress", "进度";
@@ -564,6 +563,11 @@ words! {
     err_other: "other", "其他";
     row: "Row", "数据行";
     no_rows: "No row is in this state:", "没有处于此状态的行：";
+    of_start_time: "Failing since", "首次异常时间";
+    of_retry_count: "Retries", "已重试次数";
+    of_next_retry: "Next retry", "下次自动重试";
+    of_notify_count: "People told", "已通知次数";
+    of_next_remind: "Told again", "下次提醒人工";
     rows_hidden: "Rows are shown to operators and admins.", "数据行仅对操作员和管理员可见。";
     page_back: "Back", "上一页";
     page_on: "On", "下一页";
@@ -661,7 +665,7 @@ words! {
     channel_last_failed: "Last failed", "最近失败";
     channel_rests: "Rests until", "暂停至";
     channel_waiting: "Waiting", "待发送";
-    channel_waiting_n: "{0} notices, {1} reminders", "{0} 条通知，{1} 条提醒";
+    channel_waiting_n: "notices: {0} · reminders: {1}", "{0} 条通知，{1} 条提醒";
     channel_digest: "One message at the most in", "消息最短间隔";
     channel_remind: "Reminders first after", "首次再提醒间隔";
     channel_test: "Send a test", "发送测试";

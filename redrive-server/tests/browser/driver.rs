@@ -46,7 +46,14 @@ impl Browser {
         let port = started.trim_end_matches('.').rsplit(' ').next().unwrap().to_owned();
         std::thread::spawn(move || lines.for_each(drop)); // or it would wait for somebody to read
         let language = format!("--accept-lang={language}");
-        let arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,900", &language];
+        let arguments = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--window-size=1280,900",
+            &language,
+        ];
         let mut wanted = Capabilities::new();
         wanted.insert("goog:chromeOptions".into(), json!({ "args": arguments }));
         wanted.insert("goog:loggingPrefs".into(), json!({ "browser": "ALL" }));

@@ -44,6 +44,11 @@ impl Shop {
         Self { server, workers, waits, letter }
     }
 
+    /// Some more calls that the bank answers.
+    pub fn is_busy(&self) {
+        payouts(&self.server, 100..140);
+    }
+
     pub async fn close(self) {
         for worker in self.workers {
             worker.stop().await;
@@ -133,14 +138,19 @@ async fn tasks(store: &Store) -> String {
     store.insert(vec![order], now).await.unwrap()[0].id.to_string()
 }
 
-/// What services are asked, by the server.
-fn calls(server: &Server) {
-    for n in 0..60 {
+/// What the bank is asked. It refuses some.
+fn payouts(server: &Server, numbers: std::ops::Range<u32>) {
+    for n in numbers {
         let body = json!({ "order": n, "amount": "12.50" }).to_string();
         let call = json!({ "target": "bank", "url": if n % 9 == 0 { "/closed" } else { "/payouts" }, "body": body });
         let task = json!({ "http": call, "key": format!("payout-{n}"), "business_type": "payout", "business_id": n.to_string() });
         assert_eq!(server.api("POST", "/tasks", &task).status, 201);
     }
+}
+
+/// What services are asked, by the server.
+fn calls(server: &Server) {
+    payouts(server, 0..60);
     for n in 0..46 {
         let call = json!({ "target": "warehouse", "url": "/parcels", "body": json!({ "parcel": n }).to_string() });
         let task = json!({ "http": call, "key": format!("parcel-{n}"), "business_type": "order", "business_id": format!("{}", 48_000 + n) });
@@ -226,8 +236,8 @@ async fn yesterday(store: &Store) {
     let now = store.now().await.unwrap();
     let node = redrive::NodeNumber(1);
     let minute = now.as_millis() / 60_000;
-    for ago in (1..60).chain((60..24 * 60).step_by(10)) {
-        let long = if ago < 60 { 1.0 } else { 10.0 }; // minutes that the row stands for
+    for ago in (1..70).chain((70..24 * 60).step_by(10)) {
+        let long = if ago < 70 { 1.0 } else { 10.0 }; // minutes that the row stands for
         let wave = 1.0 + (f64::from(ago) / 1_440.0 * TAU).cos() * 0.6 + (f64::from(ago) / 7.0).sin() * 0.12;
         let bad = if ago < 34 { 1.0 } else { 0.04 };
         let mut moment = Moment::at(redrive::Timestamp::from_millis((minute - i64::from(ago)) * 60_000));
@@ -255,9 +265,10 @@ async fn bills(path: &str) {
             8..20 => ("SUCCESS", Some(2001)),
             _ => ("SUCCESS", None),
         };
-        let row = "INSERT INTO user_bill (id, user_id, amount, status, err_status, err_start_time, err_retry_count, err_next_retry_time, \
-             err_next_remind_staff_time, err_manual_notify_count) VALUES (?, ?, ?, ?, ?, '2026-11-15 23:41:07', 3, '2099-01-01 00:00:00', \
-             '2099-01-01 00:00:00', 2)";
+        let row = "INSERT INTO user_bill (id, user_id, amount, status, err_status, err_start_time, err_retry_count, err_timeout, \
+             err_next_retry_time, err_next_remind_staff_time, err_manual_notify_count) VALUES (?, ?, ?, ?, ?, \
+             datetime('now', 'localtime', '-4 minutes'), 3, 86400, datetime('now', 'localtime', '+20 minutes'), \
+             datetime('now', 'localtime', '+1 hour'), 2)";
         let row = sqlx::query(row).bind(5_010 + n).bind(1_000 + n % 7).bind(format!("{}.50", 12 + n)).bind(status);
         row.bind(code).execute(&mut db).await.unwrap();
     }

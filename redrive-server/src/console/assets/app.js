@@ -8,6 +8,7 @@ times.start();
 live.start();
 bulk.start();
 prepare();
+document.querySelector(".menu [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 document.getElementById("main").addEventListener("fresh", prepare);
 
 function prepare() {
