@@ -32,7 +32,7 @@ fn enqueue(server: &Server, task: &Value) -> String {
 
 /// Ends a story that hangs, with a word instead of silence.
 async fn in_time(story: impl Future<Output = ()>) {
-    tokio::time::timeout(PATIENCE * 2, Box::pin(story)).await.expect("it took too long");
+    tokio::time::timeout(PATIENCE, Box::pin(story)).await.expect("it took too long");
 }
 
 #[tokio::test(flavor = "multi_thread")]

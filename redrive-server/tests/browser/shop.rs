@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
 use redrive::gate::Hold;
-use redrive::store::{AuditEntry, GateAction, Moment, Registration};
+use redrive::store::{GateAction, Moment, Registration};
 use redrive::{Backoff, Context, Engine, EngineConfig, Failure, Lane, NewTask, OnExhausted, Policy, Store, Verdict};
 use serde_json::{Value, json};
 use sqlx::{Connection as _, SqliteConnection};
@@ -200,9 +200,6 @@ async fn people(store: &Store) {
     let number = store.register(&node, now).await.unwrap();
     let beat = store.nodes().await.unwrap().into_iter().find(|node| node.number == number).unwrap().beat;
     assert!(store.fence(number, beat).await.unwrap());
-    let mut entry = AuditEntry::new("grace", "dead.redrive", "115846417706713152");
-    entry.note = Some("the bank is back".into());
-    store.audit(&entry, now).await.unwrap();
 }
 
 /// Waits until everything stands as it should, and lets some of it have happened hours ago; the id of a letter.
@@ -227,8 +224,15 @@ async fn become_old(server: &Server, store: &Store) -> String {
     let mut db = SqliteConnection::connect(&server.database()).await.unwrap();
     let old = "UPDATE retry_dead SET dead_at = dead_at - (id / 65536 % 64) * 97000 WHERE last_error_kind <> 'http.422'";
     sqlx::query(old).execute(&mut db).await.unwrap();
-    let letter = "SELECT id FROM retry_dead WHERE method_name = 'payment.charge' ORDER BY id LIMIT 1";
-    sqlx::query_scalar::<_, i64>(letter).fetch_one(&mut db).await.unwrap().to_string()
+    let printed = first_letter(&mut db, "invoice.render").await.parse().unwrap();
+    let note = Some("printed by hand");
+    store.resolve(&[printed], "grace", note, store.now().await.unwrap()).await.unwrap();
+    first_letter(&mut db, "payment.charge").await
+}
+
+async fn first_letter(db: &mut SqliteConnection, method: &str) -> String {
+    let first = "SELECT id FROM retry_dead WHERE method_name = ? ORDER BY id LIMIT 1";
+    sqlx::query_scalar::<_, i64>(first).bind(method).fetch_one(db).await.unwrap().to_string()
 }
 
 /// A day of a shop that is asleep at night, and an hour in which its bank hangs.
@@ -236,17 +240,19 @@ async fn yesterday(store: &Store) {
     let now = store.now().await.unwrap();
     let node = redrive::NodeNumber(1);
     let minute = now.as_millis() / 60_000;
-    for ago in (1..70).chain((70..24 * 60).step_by(10)) {
-        let long = if ago < 70 { 1.0 } else { 10.0 }; // minutes that the row stands for
-        let wave = 1.0 + (f64::from(ago) / 1_440.0 * TAU).cos() * 0.6 + (f64::from(ago) / 7.0).sin() * 0.12;
-        let bad = if ago < 34 { 1.0 } else { 0.04 };
-        let mut moment = Moment::at(redrive::Timestamp::from_millis((minute - i64::from(ago)) * 60_000));
+    let exact = (minute - 61) / 10 * 10; // from here on by the minute, before it by ten: that is what curves have
+    for ago in (1..1_460).filter(|ago| minute - ago >= exact || (minute - ago) % 10 == 0) {
+        let long = if minute - ago >= exact { 1.0 } else { 10.0 };
+        let ago = ago as f64;
+        let wave = 1.0 + (ago / 1_440.0 * TAU).cos() * 0.6 + (ago / 7.0).sin() * 0.12;
+        let bad = if ago < 34.0 { 1.0 } else { 0.04 };
+        let mut moment = Moment::at(redrive::Timestamp::from_millis((minute - ago as i64) * 60_000));
         let put = |n: f64| (n * long).max(0.0) as u64;
         moment.enqueued = put(210.0 * wave);
         moment.done = put(208.0 * wave * (1.0 - bad * 0.35));
-        moment.failed = put(95.0 * bad * (1.0 + (f64::from(ago) / 5.0).sin() * 0.3));
-        moment.dead = put(13.0 * bad * (1.2 + (f64::from(ago) / 3.0).cos()));
-        moment.waiting = Some((700.0 + 300.0 * wave + bad * 22.0 * (34.0 - f64::from(ago)).max(0.0)) as u64);
+        moment.failed = put(95.0 * bad * (1.0 + (ago / 5.0).sin() * 0.3));
+        moment.dead = put(13.0 * bad * (1.2 + (ago / 3.0).cos()));
+        moment.waiting = Some((700.0 + 300.0 * wave + bad * 22.0 * (34.0 - ago).max(0.0)) as u64);
         store.note_minute(node, &moment).await.unwrap();
     }
 }

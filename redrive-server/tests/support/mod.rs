@@ -88,6 +88,18 @@ impl Server {
             body.len()
         ))
     }
+
+    /// A command of a person with this server: its code and all that it says.
+    pub fn cli(&self, args: &[&str]) -> (Option<i32>, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
+        command
+            .args(args)
+            .args(["--server", &self.url()])
+            .env("REDRIVE_TOKEN", &self.token)
+            .env("NO_PROXY", "127.0.0.1");
+        let said = command.current_dir(self.dir.path()).output().unwrap();
+        (said.status.code(), String::from_utf8([said.stdout, said.stderr].concat()).unwrap())
+    }
 }
 
 impl Drop for Server {
