@@ -125,8 +125,17 @@ async fn shop_of(path: &str) {
 
 const GUARD: &str = "/guards/bills%20%3Cb%3Ex%3C%2Fb%3E";
 /// All pages; those that viewers may not see; those that only admins may.
-const PAGES: [&str; 8] =
-    ["/methods", "/sagas", "/sagas?state=waiting", "/sagas/stuck-1", "/sagas/wait-1", "/guards", "/nodes", "/channels"];
+const PAGES: [&str; 9] = [
+    "/",
+    "/methods",
+    "/sagas",
+    "/sagas?state=waiting",
+    "/sagas/stuck-1",
+    "/sagas/wait-1",
+    "/guards",
+    "/nodes",
+    "/channels",
+];
 const OF_OPERATORS: [&str; 2] = ["/settings", "/sagas/wait-1/kill"];
 const OF_ADMINS: [&str; 3] = ["/audit", "/audit?action=gate.", "/settings/change?path=defaults.max_attempts&value=7"];
 
@@ -169,6 +178,24 @@ async fn every_page_is_there_in_both_languages_and_shows_text_as_text() {
     }
     let zh = server.get(&admin.in_chinese(), "/sagas/stuck-1");
     assert!(zh.has("卡住") && zh.has("立即补偿") | zh.has("改为前进"), "{}", zh.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_overview_names_all_that_needs_somebody() {
+    let server = Server::staged().await;
+    let page = server.get(&server.admin(), "/").body.replace("&#60;", "&lt;").replace("&#62;", "&gt;");
+    let needs = [
+        "The gate of host &lt;script&gt;",
+        "Sagas that are stuck: 1",
+        "bills &lt;b&gt;x&lt;/b&gt;: rows that need people: 2",
+        "broken is not guarded just now",
+        "pay &lt;script&gt;",
+    ];
+    for need in needs {
+        assert!(page.contains(need), "{need}: {page}");
+    }
+    let places: Vec<usize> = needs.iter().filter_map(|need| page.find(need)).collect();
+    assert!(places.is_sorted(), "worst first: {places:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -71,7 +71,7 @@ pub(super) async fn list(State(app): State<App>, visit: Visit) -> Answer<Respons
     Ok(f.show(&page))
 }
 
-fn link(service: &str) -> String {
+pub(super) fn link(service: &str) -> String {
     format!("/guards/{}", segment(service))
 }
 

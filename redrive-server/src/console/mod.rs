@@ -8,6 +8,7 @@
 //! | `fields`, `filter` | queries and forms; which tasks or letters a page is about |
 //! | `kept` | what takes long to find out |
 //! | `html`, `chart`, `policy` | times, counts, curves and policies as people read them |
+//! | `needs` | what needs somebody |
 //! | `overview`, `tasks`, `task`, `dead`, `bulk` | the pages: what runs, waits and has failed |
 //! | `methods`, `sagas`, `saga`, `guards`, `nodes`, `channels` | what holds it back, flows, tables, who works, who is told |
 //! | `settings`, `audit` | what holds, and who did what |
@@ -44,6 +45,7 @@ mod html;
 mod kept;
 mod login;
 mod methods;
+mod needs;
 mod nodes;
 mod overview;
 mod policy;
@@ -69,6 +71,7 @@ use axum::routing::{get, post};
 use crate::server::App;
 use crate::server::problem::{Problem, no_such_route};
 
+use crate::server::guards::Guarded;
 use kept::Kept;
 use overview::Counts;
 use redrive::store::DeadGroups;
@@ -86,6 +89,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 pub(crate) struct Memory {
     counts: Kept<Counts>,
     groups: Kept<DeadGroups>,
+    guards: Kept<Vec<Guarded>>,
 }
 
 /// The pages of the menu, in their order.

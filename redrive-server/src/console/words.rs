@@ -170,9 +170,16 @@ words! {
     need_gate: "The gate of {0} is open: its tasks are held back", "{0} 的闸门已打开：其任务被暂缓";
     need_gate_half: "The gate of {0} is trying a few tasks", "{0} 的闸门正在用少量任务试探";
     need_gate_held: "The gate of {0} is held by a person", "{0} 的闸门被人工保持";
+    need_gate_n: "tasks that wait: {0}", "{0} 个任务在等待";
     need_gate_do: "Gates", "闸门";
     need_dead: "Dead letters that wait for somebody: {0}", "{0} 条死信等待处理";
     need_dead_do: "Look at them", "查看";
+    need_stuck: "Sagas that are stuck: {0}", "{0} 个长事务卡住";
+    need_stuck_why: "They cannot go on, nor back, without a person.", "没有人工介入，它们无法前进也无法回退。";
+    need_rows: "{0}: rows that need people: {1}", "{0}：{1} 行数据需要人工处理";
+    need_guard: "{0} is not guarded just now", "{0} 目前未受守护";
+    need_channel: "The channel {0} fails; times in a row: {1}", "通知渠道 {0} 连续失败 {1} 次";
+    need_channel_do: "Channels", "通知渠道";
     need_unhandled: "{0}: no node handles this method; tasks that wait: {1}", "{0}：没有节点处理此方法；{1} 个任务在等待";
     need_unhandled_why: "Start a process that handles it, or cancel them.", "请启动能处理它的进程，或取消这些任务。";
     need_late: "{0} is behind; its tasks: {1}", "{0} 已积压；{1} 个任务";

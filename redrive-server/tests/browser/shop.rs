@@ -202,6 +202,20 @@ async fn people(store: &Store) {
     assert!(store.fence(number, beat).await.unwrap());
 }
 
+/// The bank hangs since 34 minutes ago, trips are of this hour, nodes of this week.
+const OLD: [&str; 8] = [
+    "UPDATE retry_dead SET dead_at = dead_at - (id / 65536 % 34) * 61000",
+    "UPDATE retry_task SET created_at = created_at - 2000000, next_retry_time = next_retry_time - 1980000 \
+     WHERE status = 0 AND method_name IN ('http.warehouse', 'ledger.export', 'search.index')",
+    "UPDATE redrive_gate SET changed_at = changed_at - 1990000, failing_since = failing_since - 1990000",
+    "UPDATE redrive_setting SET updated_at = updated_at - 5000000",
+    "UPDATE redrive_audit SET at = at - 1800000 WHERE who <> 'first start'",
+    "UPDATE redrive_node SET started_at = started_at - 277000000, beat_at = beat_at - dead * 1600000",
+    "UPDATE redrive_saga SET created_at = created_at - unicode(substr(id, -1)) % 10 * 260000 - 900000, \
+     updated_at = updated_at - unicode(substr(id, -1)) % 10 * 260000 - 900000",
+    "UPDATE redrive_saga_event SET at = at - unicode(substr(saga_id, -1)) % 10 * 260000 - 900000",
+];
+
 /// Waits until everything stands as it should, and lets some of it have happened hours ago; the id of a letter.
 async fn become_old(server: &Server, store: &Store) -> String {
     let state = async |id: &str| store.saga(id).await.unwrap().unwrap().summary.state.to_string();
@@ -222,8 +236,9 @@ async fn become_old(server: &Server, store: &Store) -> String {
         assert!(looks < 10_000, "the shop does not come to stand: {:#?}", store.overview().await.unwrap());
     }
     let mut db = SqliteConnection::connect(&server.database()).await.unwrap();
-    let old = "UPDATE retry_dead SET dead_at = dead_at - (id / 65536 % 64) * 97000 WHERE last_error_kind <> 'http.422'";
-    sqlx::query(old).execute(&mut db).await.unwrap();
+    for old in OLD {
+        sqlx::query(old).execute(&mut db).await.unwrap();
+    }
     let printed = first_letter(&mut db, "invoice.render").await.parse().unwrap();
     let note = Some("printed by hand");
     store.resolve(&[printed], "grace", note, store.now().await.unwrap()).await.unwrap();
