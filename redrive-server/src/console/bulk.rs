@@ -34,8 +34,8 @@ struct Page {
     ids: usize,
     n: u64,
     is_danger: bool,
-    /// What the button says.
-    go: &'static str,
+    /// What the button says: not "cancel", which could be taken for going back.
+    go: String,
     result: Option<BulkResult>,
 }
 
@@ -66,17 +66,6 @@ impl Kind {
             "redrive" => w.bulk_redrive,
             "resolve" => w.bulk_resolve,
             _ => w.bulk_discard,
-        }
-    }
-
-    fn button(self, w: &Words) -> &'static str {
-        match self.action {
-            "retry" => w.retry_now,
-            "cancel" => w.cancel,
-            "fail" => w.fail,
-            "redrive" => w.redrive,
-            "resolve" => w.resolve,
-            _ => w.discard,
         }
     }
 
@@ -120,15 +109,16 @@ fn ids(asked: &Fields) -> Answer<Option<Vec<TaskId>>> {
 fn page(f: &Frame, kind: Kind, asked: &Fields, count: Count, result: Option<BulkResult>) -> Page {
     let kept: Vec<&str> = NAMES.iter().copied().chain(["which", "id", "action"]).collect();
     let filter = if asked.is("which", "filter") { asked.only(NAMES) } else { Fields::default() };
+    let title = fill(kind.word(f.w), &[&html::count(count)]);
     Page {
         path: kind.path,
-        title: fill(kind.word(f.w), &[&html::count(count)]),
+        go: title.trim_end_matches(['?', '？']).to_owned(),
+        title,
         fields: asked.only(&kept).pairs().to_vec(),
         which: filter.pairs().to_vec(),
         ids: asked.all("id").count(),
         n: count.n,
         is_danger: matches!(kind.action, "discard" | "cancel" | "fail"),
-        go: kind.button(f.w),
         result,
         f: f.clone(),
     }
