@@ -3,7 +3,7 @@
 #[allow(dead_code, reason = "shared by several tests")]
 mod support;
 
-use redrive::store::{AuditFilter, AuditOutcome, Role};
+use redrive::store::{AuditFilter, AuditOutcome, DeadFilter, Role};
 use redrive::{Context, Engine, Failure, NewTask, Policy, Verdict};
 
 use support::Server;
@@ -41,6 +41,8 @@ fn pages(waits: &str, letter: &str) -> Vec<String> {
         "/",
         "/tasks",
         "/tasks?method=nothing",
+        "/tasks/ended",
+        "/tasks/ended?as=resolved",
         "/tasks?error=%3Cscript%3Ealert(1)%3C/script%3E",
         "/dead",
         "/dead?business_id=%3Cb%3E&reason=exhausted",
@@ -189,7 +191,12 @@ fn csrf_of(cookie: &str) -> String {
 async fn markup_is_text_on_every_page_and_nothing_is_inline() {
     let server = Server::start("");
     let (waits, letter) = fill(&server, 3).await;
+    let store = server.store().await;
+    let mut letters = store.dead(&DeadFilter::default(), 10).await.unwrap().into_iter().map(|dead| dead.task.id);
+    let other = letters.find(|id| id.to_string() != letter).unwrap();
+    store.resolve(&[other], "eve", Some(MARKUP), store.now().await.unwrap()).await.unwrap();
     let admin = server.admin();
+    assert!(server.get(&admin, "/tasks/ended?as=resolved").has(&format!("/tasks/{other}")));
     let mut all = pages(&waits, &letter);
     all.extend(
         [

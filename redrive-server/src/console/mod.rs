@@ -9,7 +9,7 @@
 //! | `kept` | what takes long to find out |
 //! | `html`, `chart`, `policy` | times, counts, curves and policies as people read them |
 //! | `needs` | what needs somebody |
-//! | `overview`, `tasks`, `task`, `dead`, `bulk` | the pages: what runs, waits and has failed |
+//! | `overview`, `tasks`, `ended`, `task`, `dead`, `bulk` | the pages: what runs, waits, has ended and has failed |
 //! | `methods`, `sagas`, `saga`, `guards`, `nodes`, `channels` | what holds it back, flows, tables, who works, who is told |
 //! | `settings`, `audit` | what holds, and who did what |
 //! | `graph` | the steps of a saga, drawn |
@@ -37,6 +37,7 @@ mod bulk;
 mod channels;
 mod chart;
 mod dead;
+mod ended;
 mod fields;
 mod filter;
 mod graph;
@@ -117,6 +118,7 @@ pub(crate) fn routes(app: &App, limit: Duration) -> Router<App> {
         .route("/logout", post(login::log_out))
         .route("/preferences", post(login::prefer))
         .route("/tasks", get(tasks::list))
+        .route("/tasks/ended", get(ended::list))
         .route("/tasks/{id}", get(task::show))
         .route("/tasks/{id}/{action}", post(task::act))
         .route("/dead", get(dead::list))
@@ -150,13 +152,14 @@ pub(crate) fn routes(app: &App, limit: Duration) -> Router<App> {
 }
 
 /// Paths that are taken, for who has routes of their own.
-pub(crate) const PATHS: [&str; 17] = [
+pub(crate) const PATHS: [&str; 18] = [
     "/",
     "/login",
     "/logout",
     "/preferences",
     "/tasks",
     "/tasks/bulk",
+    "/tasks/ended",
     "/dead",
     "/dead/bulk",
     "/methods",

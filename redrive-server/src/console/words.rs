@@ -214,6 +214,12 @@ words! {
     no_methods: "There are no tasks and no dead letters.", "没有任务，也没有死信。";
 
     // Tasks.
+    tasks_live: "waiting or running", "等待或执行中";
+    tasks_ended: "ended", "已结束";
+    ended_lead: "What has ended and is kept: by its policy, or because a person closed it. Newest first.", "已结束且被保留的任务：按策略保留，或由人工关闭。最新的在前。";
+    ended_how: "How", "结果";
+    no_ended: "Nothing that has ended is kept. Tasks are kept whose policy says so, and dead letters that people close:",
+        "没有保留已结束的任务。策略要求保留的任务，以及人工关闭的死信，会显示在这里：";
     tasks_lead: "What waits or runs, newest first. What has died is among the dead letters.", "等待或执行中的任务，最新的在前。已死亡的任务见死信。";
     filter: "Filter", "筛选";
     search: "Search", "搜索";
@@ -462,8 +468,10 @@ words! {
     goes_on: "Goes on by itself", "自动继续";
     id_begins: "Id begins with", "编号开头";
     stuck_lead: "It cannot go on, nor back, without you.", "没有人工介入，它无法前进也无法回退。";
-    saga_buttons: "Retry: what waits or was given up is tried now. Compensate: what was done is undone. Forward: it goes on instead of back.",
-        "重试：立即执行等待或已放弃的步骤。补偿：撤销已完成的步骤。前进：改为继续而非回退。";
+    hint_retry: "Retry: what waits or was given up is tried now.", "重试：立即执行等待或已放弃的步骤。";
+    hint_compensate: "Compensate: what was done is undone.", "补偿：撤销已完成的步骤。";
+    hint_forward: "Forward: it goes on instead of back.", "前进：改为继续而非回退。";
+    hint_kill: "Kill: it ends as it is.", "终止：保持现状并结束。";
     compensate_now: "Compensate now", "立即补偿";
     sure_compensate: "Undo all that was done?", "撤销所有已完成的步骤？";
     go_forward: "Go forward", "改为前进";

@@ -19,6 +19,7 @@ fn pages(shop: &Shop) -> Vec<Page> {
         page("tasks", "/tasks"),
         page("tasks-filter", "/tasks?method=payment.charge"),
         page("tasks-none", "/tasks?method=none"),
+        page("tasks-ended", "/tasks/ended"),
         ("task", format!("/tasks/{}", shop.waits)),
         page("tasks-bulk", "/tasks/bulk?action=cancel&which=filter&method=mail.send"),
         page("dead", "/dead"),
@@ -96,9 +97,16 @@ async fn empty_pages_can_be_used_by_everybody() {
         let server = Server::start("");
         let browser = Browser::open(&server, "en").await;
         browser.log_in(&server.token).await;
-        for page in ["", "tasks", "dead", "methods", "sagas", "guards", "nodes", "channels", "settings", "audit"] {
+        for page in
+            ["", "tasks", "tasks/ended", "dead", "methods", "sagas", "guards", "nodes", "channels", "settings", "audit"]
+        {
             browser.go(&format!("/{page}")).await;
-            check(&browser, &format!("empty-{}", if page.is_empty() { "overview" } else { page }), &[]).await;
+            check(
+                &browser,
+                &format!("empty-{}", if page.is_empty() { "overview".into() } else { page.replace('/', "-") }),
+                &[],
+            )
+            .await;
         }
         browser.close().await;
     })
