@@ -67,6 +67,7 @@ if (innerWidth < 500) {
     const inside = (element) => element.closest(".scroll, .menu, .tabs");
     for (const element of document.body.querySelectorAll("*")) if (!inside(element) && element.getBoundingClientRect().right > room) say("it sticks out", element);
   }
+  for (const table of document.querySelectorAll("table.cards")) if (table.offsetWidth > table.parentElement.clientWidth || table.scrollWidth > table.offsetWidth) say("a table is cut off", table);
   for (const button of document.querySelectorAll("button, .button, select")) {
     if (shown(button) && button.getBoundingClientRect().height < 43.5) say("too small for a finger", button);
   }

@@ -204,7 +204,8 @@ async fn people(store: &Store) {
 
 /// The bank hangs since 34 minutes ago, trips are of this hour, nodes of this week.
 const OLD: [&str; 8] = [
-    "UPDATE retry_dead SET dead_at = dead_at - (id / 65536 % 34) * 61000",
+    "UPDATE retry_dead SET created_at = created_at - (id / 65536 % 34) * 61000, dead_at = dead_at - (id / 65536 % 34) * 61000 \
+     WHERE id > (SELECT MIN(id) FROM retry_dead WHERE method_name = 'payment.charge')",
     "UPDATE retry_task SET created_at = created_at - 2000000, next_retry_time = next_retry_time - 1980000 \
      WHERE status = 0 AND method_name IN ('http.warehouse', 'ledger.export', 'search.index')",
     "UPDATE redrive_gate SET changed_at = changed_at - 1990000, failing_since = failing_since - 1990000",
