@@ -1,85 +1,40 @@
 //! The API as a program meets it: a real server, plain HTTP.
 
+#[allow(dead_code, reason = "shared by several tests")]
+mod support;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
 
 use redrive::store::{AuditFilter, AuditOutcome, Role};
 use serde_json::{Value, json};
 
+use support::Server;
+
 /// The trace that every request belongs to.
 const TRACE: &str = "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n";
 
-/// A server of one's own; stopped with this.
-struct Server {
-    child: Child,
-    address: String,
-    token: String,
-    dir: tempfile::TempDir,
-}
-
 impl Server {
-    fn start() -> Self {
-        Self::with("")
-    }
-
-    /// With these settings in its file.
-    fn with(settings: &str) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("redrive.toml"), settings).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
-        command.args(["serve", "--listen", "127.0.0.1:0"]).current_dir(dir.path()).env_remove("REDRIVE_DATABASE");
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let line = lines.find(|line| line.contains("API:")).unwrap();
-        let address = line.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
-        let line = lines.find(|line| line.contains("token:")).unwrap();
-        let token = line.split_whitespace().nth(1).unwrap().to_owned();
-        Self { child, address, token, dir }
-    }
-
-    fn store(&self) -> String {
-        format!("sqlite://{}", self.dir.path().join("redrive.db").display())
-    }
-
     /// Status, content type and body.
-    fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String, String) {
-        self.ask_as(&self.token, method, path, body)
+    fn said(&self, method: &str, path: &str, body: &str) -> (u16, String, String) {
+        self.said_to(&self.token, method, path, body)
     }
 
-    fn ask_as(&self, token: &str, method: &str, path: &str, body: &str) -> (u16, String, String) {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\nauthorization: Bearer {token}\r\n{TRACE}content-length: {}\r\n\r\n{body}",
-            self.address,
-            body.len()
-        );
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        let kind = head.lines().find_map(|line| line.strip_prefix("content-type: ")).unwrap_or_default();
-        (status, kind.to_owned(), body.to_owned())
+    fn said_to(&self, token: &str, method: &str, path: &str, body: &str) -> (u16, String, String) {
+        let answer = self.api_as(token, method, path, TRACE, body);
+        (answer.status, answer.header("content-type").to_owned(), answer.body)
     }
 
     fn json(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
         let body = if body.is_null() { String::new() } else { body.to_string() };
-        let (status, _, answer) = self.ask(method, path, &body);
+        let (status, _, answer) = self.said(method, path, &body);
         (status, serde_json::from_str(&answer).unwrap_or(Value::Null))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        _ = self.child.kill();
-        _ = self.child.wait();
     }
 }
 
 #[test]
 fn a_task_is_enqueued_seen_failed_and_brought_back() {
-    let server = Server::start();
+    let server = Server::start("");
     let new = json!({ "method": "charge", "params": { "order": 7 }, "key": "order-7", "business_type": "order", "business_id": "7" });
     let (status, first) = server.json("POST", "/api/v1/tasks", &new);
     assert_eq!((status, &first["existed"]), (201, &json!(false)));
@@ -125,7 +80,7 @@ fn flaky() -> (u16, std::sync::mpsc::Receiver<String>) {
 fn a_request_is_delivered_until_it_succeeds() {
     let (port, got) = flaky();
     let server =
-        Server::with("[http]\nallow = ['127.0.0.0/8']\n[defaults]\nbackoff = { fixed = '10ms' }\njitter = 'none'");
+        Server::start("[http]\nallow = ['127.0.0.0/8']\n[defaults]\nbackoff = { fixed = '10ms' }\njitter = 'none'");
     let http = json!({ "url": format!("http://127.0.0.1:{port}/invoices"), "body": "{\"cents\":4200}" });
     let (status, enqueued) = server.json("POST", "/api/v1/tasks", &json!({ "http": http, "key": "invoice-7" }));
     assert_eq!(status, 201, "{enqueued}");
@@ -152,7 +107,7 @@ fn a_request_is_delivered_until_it_succeeds() {
 #[test]
 fn a_caller_can_wait_for_the_first_try() {
     let (port, got) = flaky();
-    let server = Server::with("[http]\nallow = ['127.0.0.0/8']\n[defaults]\nbackoff = { fixed = '1h' }");
+    let server = Server::start("[http]\nallow = ['127.0.0.0/8']\n[defaults]\nbackoff = { fixed = '1h' }");
     let new =
         json!({ "http": { "url": format!("http://127.0.0.1:{port}/"), "body": "{\"cents\":4200}" }, "wait": true });
     let (status, first) = server.json("POST", "/api/v1/tasks", &new);
@@ -162,14 +117,14 @@ fn a_caller_can_wait_for_the_first_try() {
     let (status, second) = server.json("POST", "/api/v1/tasks", &new);
     assert_eq!((status, &second["state"], &second["result"]["status"]), (200, &json!("done"), &json!(200)), "{second}");
     let new = json!({ "http": { "url": "http://localhost:1/" }, "wait": true });
-    let (status, refused) = Server::start().json("POST", "/api/v1/tasks", &new);
+    let (status, refused) = Server::start("").json("POST", "/api/v1/tasks", &new);
     assert_eq!((status, &refused["state"]), (200, &json!("rejected")), "{refused}");
     assert_eq!(got.iter().take(2).count(), 2);
 }
 
 #[test]
 fn addresses_that_only_the_server_can_reach_are_refused() {
-    let server = Server::start();
+    let server = Server::start("");
     for url in [
         "http://127.0.0.1/",
         "http://2130706433/",
@@ -193,7 +148,7 @@ fn addresses_that_only_the_server_can_reach_are_refused() {
 
 #[test]
 fn what_is_wrong_is_said_as_a_problem() {
-    let server = Server::start();
+    let server = Server::start("");
     let cases = [
         ("POST", "/api/v1/tasks", "{ \"method\": \"m\", \"delai\": 1 }", 400, "not_understood"),
         ("POST", "/api/v1/tasks", "no JSON", 400, "not_understood"),
@@ -212,7 +167,7 @@ fn what_is_wrong_is_said_as_a_problem() {
         ("POST", "/api/v1/dead/7/discard", "{ \"by\": \"me\" }", 400, "not_understood"),
     ];
     for (method, path, body, status, code) in cases {
-        let (got, kind, answer) = server.ask(method, path, body);
+        let (got, kind, answer) = server.said(method, path, body);
         assert_eq!((got, &*kind), (status, "application/problem+json"), "{method} {path} {body}: {answer}");
         let problem: Value = serde_json::from_str(&answer).unwrap();
         assert_eq!((&problem["code"], &problem["status"]), (&json!(code), &json!(status)), "{method} {path} {body}");
@@ -222,18 +177,18 @@ fn what_is_wrong_is_said_as_a_problem() {
 
 #[test]
 fn it_is_alive_ready_and_counts() {
-    let server = Server::start();
-    assert_eq!(server.ask("GET", "/healthz", "").0, 200);
+    let server = Server::start("");
+    assert_eq!(server.said("GET", "/healthz", "").0, 200);
     let (status, ready) = server.json("GET", "/readyz", &Value::Null);
     assert_eq!((status, &ready["ready"]), (200, &json!(true)), "{ready}");
     server.json("POST", "/api/v1/tasks", &json!({ "method": "charge" }));
-    assert!(server.ask("GET", "/metrics", "").2.contains("redrive_insert_batch"));
+    assert!(server.said("GET", "/metrics", "").2.contains("redrive_insert_batch"));
     assert_eq!(server.json("GET", "/api/v1/nodes", &Value::Null).1["nodes"].as_array().unwrap().len(), 1);
 }
 
 #[test]
 fn a_method_is_paused_and_resumed() {
-    let server = Server::start();
+    let server = Server::start("");
     let path = |what: &str| format!("/api/v1/methods/charge/{what}");
     assert_eq!(server.json("POST", &path("pause"), &Value::Null).1["changed"], true);
     let (_, methods) = server.json("GET", "/api/v1/methods", &Value::Null);
@@ -245,30 +200,30 @@ fn a_method_is_paused_and_resumed() {
 
 #[tokio::test]
 async fn each_role_may_do_its_own_and_what_is_refused_is_in_the_audit() {
-    let server = Server::start();
-    let store = redrive::Store::open(&server.store()).await.unwrap();
+    let server = Server::start("");
+    let store = server.store().await;
     let now = store.now().await.unwrap();
     let made = store.create_token("eve", Role::Viewer, None, "test", now).await.unwrap();
     let viewer = made.secret.reveal();
     let (_, enqueued) =
         server.json("POST", "/api/v1/tasks", &json!({ "method": "charge", "params": { "card": "4242" } }));
     let task = format!("/api/v1/tasks/{}", enqueued["id"].as_str().unwrap());
-    let (status, _, shown) = server.ask_as(viewer, "GET", &task, "");
+    let (status, _, shown) = server.said_to(viewer, "GET", &task, "");
     assert!(status == 200 && !shown.contains("4242"), "a viewer sees no params: {shown}");
     for path in ["cancel", "fail", "retry"] {
-        assert_eq!(server.ask_as(viewer, "POST", &format!("{task}/{path}"), "").0, 403);
+        assert_eq!(server.said_to(viewer, "POST", &format!("{task}/{path}"), "").0, 403);
     }
     for (method, path) in
         [("POST", "/api/v1/tasks"), ("POST", "/api/v1/methods/charge/pause"), ("POST", "/api/v1/dead/7/discard")]
     {
-        assert_eq!(server.ask_as(viewer, method, path, "{}").0, 403, "{path}");
+        assert_eq!(server.said_to(viewer, method, path, "{}").0, 403, "{path}");
     }
-    assert_eq!(server.ask_as(viewer, "GET", "/api/v1/overview", "").0, 200);
-    assert_eq!(server.ask_as(viewer, "GET", "/api/v1/audit", "").0, 403);
-    assert_eq!(server.ask_as("", "GET", &task, "").0, 401);
-    assert_eq!(server.ask_as("rdr_0011223344556677_wrong", "GET", &task, "").0, 401);
-    assert_eq!(server.ask("DELETE", &format!("/api/v1/tokens/{}", made.token.id), "").0, 204);
-    assert_eq!(server.ask_as(viewer, "GET", &task, "").0, 401);
+    assert_eq!(server.said_to(viewer, "GET", "/api/v1/overview", "").0, 200);
+    assert_eq!(server.said_to(viewer, "GET", "/api/v1/audit", "").0, 403);
+    assert_eq!(server.said_to("", "GET", &task, "").0, 401);
+    assert_eq!(server.said_to("rdr_0011223344556677_wrong", "GET", &task, "").0, 401);
+    assert_eq!(server.said("DELETE", &format!("/api/v1/tokens/{}", made.token.id), "").0, 204);
+    assert_eq!(server.said_to(viewer, "GET", &task, "").0, 401);
     let refused =
         store.audits(&AuditFilter { action: Some("api.".into()), ..AuditFilter::default() }, 100).await.unwrap();
     assert_eq!(refused.len(), 10, "{refused:?}");
@@ -278,20 +233,20 @@ async fn each_role_may_do_its_own_and_what_is_refused_is_in_the_audit() {
     assert_eq!(overview["pending"]["n"], 1, "{overview}");
     let (_, audit) = server.json("GET", "/api/v1/audit?action=api.&limit=2", &Value::Null);
     assert!(audit["audit"].as_array().unwrap().len() == 2 && audit["next"].is_string(), "{audit}");
-    assert_eq!(server.ask("POST", &format!("{task}/cancel"), "").0, 200);
+    assert_eq!(server.said("POST", &format!("{task}/cancel"), "").0, 200);
     let done = store.audits(&AuditFilter { who: Some("admin".into()), ..AuditFilter::default() }, 10).await.unwrap();
     assert!(done.iter().any(|a| a.entry.action == "task.cancel"), "{done:?}");
 }
 
 #[test]
 fn an_address_that_tries_many_wrong_tokens_has_to_wait() {
-    let server = Server::start();
+    let server = Server::start("");
     for _ in 0..20 {
-        assert_eq!(server.ask_as("rdr_0011223344556677_wrong", "GET", "/api/v1/tasks", "").0, 401);
+        assert_eq!(server.said_to("rdr_0011223344556677_wrong", "GET", "/api/v1/tasks", "").0, 401);
     }
-    assert_eq!(server.ask_as("rdr_0011223344556677_wrong", "GET", "/api/v1/tasks", "").0, 429);
-    assert_eq!(server.ask("GET", "/api/v1/tasks", "").0, 200, "a good one is not refused for the sake of wrong ones");
-    assert_eq!(server.ask("GET", "/healthz", "").0, 200);
+    assert_eq!(server.said_to("rdr_0011223344556677_wrong", "GET", "/api/v1/tasks", "").0, 429);
+    assert_eq!(server.said("GET", "/api/v1/tasks", "").0, 200, "a good one is not refused for the sake of wrong ones");
+    assert_eq!(server.said("GET", "/healthz", "").0, 200);
 }
 
 /// The lines of an answer.
@@ -301,10 +256,10 @@ fn lines(answer: &str) -> Vec<Value> {
 
 #[test]
 fn thousands_are_enqueued_at_once_and_each_line_has_its_answer() {
-    let server = Server::start();
+    let server = Server::start("");
     let mut body: String = (0..2_000).map(|n| format!("{{\"method\": \"charge\", \"key\": \"k{n}\"}}\n")).collect();
     body += "{\"method\": \"charge\", \"key\": \"k7\"}\n\n{\"mehtod\": 1}\nno json\n{\"method\": \"charge\", \"priority\": 1}";
-    let (status, kind, answer) = server.ask("POST", "/api/v1/tasks/bulk", &body);
+    let (status, kind, answer) = server.said("POST", "/api/v1/tasks/bulk", &body);
     let answers = lines(&answer);
     assert_eq!((status, &*kind, answers.len()), (200, "application/x-ndjson", 2_004));
     assert!(answers[..2_000].iter().all(|a| a["existed"] == false));
@@ -317,11 +272,11 @@ fn thousands_are_enqueued_at_once_and_each_line_has_its_answer() {
 
 #[test]
 fn many_are_done_at_once_after_a_dry_run_and_the_audit_has_it() {
-    let server = Server::start();
+    let server = Server::start("");
     let body: String = (0..1_200).map(|n| format!("{{\"method\": \"m{}\", \"params\": {n}}}\n", n % 2)).collect();
-    server.ask("POST", "/api/v1/tasks/bulk", &body);
+    server.said("POST", "/api/v1/tasks/bulk", &body);
     let filter = json!({ "method": "m1" });
-    let ask = |path: &str, body: &Value| lines(&server.ask("POST", path, &body.to_string()).2);
+    let ask = |path: &str, body: &Value| lines(&server.said("POST", path, &body.to_string()).2);
     let dry = ask("/api/v1/tasks/actions", &json!({ "action": "fail", "filter": filter, "dry_run": true }));
     assert_eq!((dry.len(), &dry[0]["state"], &dry[0]["count"]["n"]), (1, &json!("dry_run"), &json!(600)));
     let failed = ask("/api/v1/tasks/actions", &json!({ "action": "fail", "filter": filter, "note": "they are old" }));
@@ -352,12 +307,12 @@ fn many_are_done_at_once_after_a_dry_run_and_the_audit_has_it() {
 
 #[test]
 fn a_letter_is_found_by_its_text_seen_taken_over_and_resolved() {
-    let server = Server::with("[http]\nallow = ['127.0.0.0/8']");
+    let server = Server::start("[http]\nallow = ['127.0.0.0/8']");
     // Nothing listens there: it is dead at once, with the error of the connection.
     let new = json!({ "http": { "url": "http://127.0.0.1:9/" }, "policy": { "max_attempts": 1, "on_exhausted": "escalate" } });
     let id = server.json("POST", "/api/v1/tasks", &new).1["id"].as_str().unwrap().to_owned();
     let letter = format!("/api/v1/dead/{id}");
-    while server.ask("GET", &letter, "").0 == 404 {
+    while server.said("GET", &letter, "").0 == 404 {
         std::thread::yield_now();
     }
     let found = |text: &str| {
@@ -376,20 +331,20 @@ fn a_letter_is_found_by_its_text_seen_taken_over_and_resolved() {
 
 #[test]
 fn a_field_is_set_and_taken_back() {
-    let server = Server::start();
+    let server = Server::start("");
     let path = "/api/v1/settings/methods.charge.concurrency";
     assert_eq!(server.json("PUT", path, &json!({ "value": 3 })).0, 204);
     let (_, all) = server.json("GET", "/api/v1/settings", &Value::Null);
     assert_eq!((&all["settings"]["methods.charge.concurrency"], &all["set"][0]["by"]), (&json!(3), &json!("admin")));
     let (status, refused) = server.json("PUT", "/api/v1/settings/engine.lease", &json!({ "value": "1m" }));
     assert!(status == 422 && refused["detail"].as_str().unwrap().contains("file"), "{refused}");
-    assert_eq!(server.ask("DELETE", path, "").0, 204);
+    assert_eq!(server.said("DELETE", path, "").0, 204);
     assert_eq!(server.json("GET", "/api/v1/settings", &Value::Null).1["set"], json!([]));
 }
 
 #[test]
 fn what_happens_is_told_as_it_happens() {
-    let server = Server::start();
+    let server = Server::start("");
     let mut stream = TcpStream::connect(&server.address).unwrap();
     let token = &server.token;
     write!(
@@ -407,7 +362,7 @@ fn what_happens_is_told_as_it_happens() {
 
 #[test]
 fn the_document_describes_every_route_and_the_page_shows_it() {
-    let server = Server::start();
+    let server = Server::start("");
     let (status, document) = server.json("GET", "/openapi.json", &Value::Null);
     assert_eq!((status, &document["openapi"]), (200, &json!("3.1.0")));
     let paths = document["paths"].as_object().unwrap();
@@ -422,20 +377,20 @@ fn the_document_describes_every_route_and_the_page_shows_it() {
             assert!(operation["responses"]["401"].is_object(), "{method} {path}");
             let path = path.replace("{id}", "1").replace("{method}", "m").replace("{path}", "persist");
             assert_eq!(
-                server.ask_as("", &method.to_uppercase(), &path, "").0 / 100,
+                server.said_to("", &method.to_uppercase(), &path, "").0 / 100,
                 4,
                 "{method} {path} asks for a token"
             );
         }
     }
-    let (status, kind, page) = server.ask_as("", "GET", "/docs", "");
+    let (status, kind, page) = server.said_to("", "GET", "/docs", "");
     assert!(status == 200 && kind.starts_with("text/html") && page.contains("openapi.js"));
 }
 
 #[test]
 fn a_host_that_is_down_is_held_back_and_people_decide_about_its_gate() {
     let gate = "[http]\nallow = ['127.0.0.0/8']\n[http.gate.breaker]\ntrips = [{ consecutive = 3 }]\nopen_wait = { fixed = '1h' }\n";
-    let server = Server::with(gate);
+    let server = Server::start(gate);
     for n in 0..5 {
         let new = json!({ "http": { "url": "http://127.0.0.1:9/" }, "key": format!("k{n}"), "policy": { "backoff": { "fixed": "10ms" } } });
         server.json("POST", "/api/v1/tasks", &new);

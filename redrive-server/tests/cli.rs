@@ -1,29 +1,23 @@
 //! The command line as a person meets it: each story through a server and directly on a database.
 
-use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+#[allow(dead_code, reason = "shared by several tests")]
+mod support;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
 
 use redrive::{NewTask, Store};
 use serde_json::Value;
 
+use support::Server;
+
 /// Where commands are tried: a directory with a database and, in one of two modes, a server on it.
 struct Place {
-    dir: tempfile::TempDir,
+    dir: PathBuf,
     server: Option<Server>,
-}
-
-struct Server {
-    child: Child,
-    url: String,
-    token: String,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        _ = self.child.kill();
-        _ = self.child.wait();
-    }
+    /// The directory, if there is no server to keep it.
+    _own: Option<tempfile::TempDir>,
 }
 
 /// What a command said.
@@ -50,20 +44,14 @@ fn command(dir: &Path, args: &[&str]) -> Command {
 impl Place {
     /// Commands open the database themselves.
     fn direct() -> Self {
-        Self { dir: tempfile::tempdir().unwrap(), server: None }
+        let own = tempfile::tempdir().unwrap();
+        Self { dir: own.path().to_owned(), server: None, _own: Some(own) }
     }
 
     /// Commands go through a server.
     fn served() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let mut serve = command(dir.path(), &["serve", "--listen", "127.0.0.1:0"]);
-        let mut child = serve.stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let line = lines.find(|line| line.contains("API:")).unwrap();
-        let url = line.split_whitespace().nth(1).unwrap().trim_end_matches("/api/v1").to_owned();
-        let line = lines.find(|line| line.contains("token:")).unwrap();
-        let token = line.split_whitespace().nth(1).unwrap().to_owned();
-        Self { dir, server: Some(Server { child, url, token }) }
+        let server = Server::start("");
+        Self { dir: server.path(""), server: Some(server), _own: None }
     }
 
     fn both() -> [Self; 2] {
@@ -71,9 +59,9 @@ impl Place {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = command(self.dir.path(), args);
+        let mut command = command(&self.dir, args);
         if let Some(server) = &self.server {
-            command.env("REDRIVE_SERVER_URL", &server.url).env("REDRIVE_TOKEN", &server.token);
+            command.env("REDRIVE_SERVER_URL", server.url()).env("REDRIVE_TOKEN", &server.token);
         }
         command
     }
@@ -107,7 +95,7 @@ impl Place {
     }
 
     async fn store(&self) -> Store {
-        Store::open(&format!("sqlite://{}", self.dir.path().join("redrive.db").display())).await.unwrap()
+        Store::open(&format!("sqlite://{}", self.dir.join("redrive.db").display())).await.unwrap()
     }
 
     /// Tasks of a method that no node handles: they wait.
@@ -249,7 +237,7 @@ async fn a_person_is_asked() {
     let asked = |answer: &str| {
         let line = format!("{} task cancel --method charge", env!("CARGO_BIN_EXE_redrive"));
         let mut script = Command::new("script"); // gives it a terminal
-        script.args(["-qec", &line, "/dev/null"]).current_dir(place.dir.path()).env_remove("REDRIVE_DATABASE");
+        script.args(["-qec", &line, "/dev/null"]).current_dir(&place.dir).env_remove("REDRIVE_DATABASE");
         script.env_remove("REDRIVE_SERVER_URL").stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = script.spawn().expect("script, of the package bsdutils");
         child.stdin.take().unwrap().write_all(answer.as_bytes()).unwrap();
@@ -307,7 +295,7 @@ async fn whoever_may_not_is_refused_and_the_audit_knows() {
     let id = &*place.insert("charge", 1).await.remove(0);
     let made = &place.json(&["token", "create", "eve", "--role", "viewer", "--expires", "90d"])[0];
     let secret = made["secret"].as_str().unwrap();
-    let file = place.dir.path().join("token");
+    let file = place.dir.join("token");
     std::fs::write(&file, format!("{secret}\n")).unwrap();
     let as_eve = ["--token-file", file.to_str().unwrap()];
     let shown = place.ok(&[&["task", "show", id][..], &as_eve].concat());
@@ -358,7 +346,7 @@ async fn a_database_that_is_named_is_used_though_there_is_a_server() {
     place.ok(&[&["method", "pause", "charge", "--by", "ada"][..], &other].concat());
     assert!(place.ok(&[&["audit", "ls"][..], &other].concat()).contains("ada"));
     assert_eq!(place.json(&["task", "ls"]).len(), 1);
-    let url = format!("{}/api/v1", place.server.as_ref().unwrap().url); // as `serve` prints it
+    let url = format!("{}/api/v1", place.server.as_ref().unwrap().url()); // as `serve` prints it
     assert_eq!(place.json(&["task", "ls", "--server", &url]).len(), 1);
 }
 
@@ -376,7 +364,7 @@ async fn the_audit_says_who() {
 fn tasks_are_enqueued_from_files_and_pipes() {
     let place = Place::served();
     let task = |n| format!("{{ \"method\": \"charge\", \"key\": \"k{n}\" }}\n");
-    let file = place.dir.path().join("tasks.ndjson");
+    let file = place.dir.join("tasks.ndjson");
     std::fs::write(&file, (0..2_500).map(|n| task(n % 2_400)).collect::<String>()).unwrap();
     assert_eq!(place.ok(&["task", "enqueue", "tasks.ndjson"]), "2,400 written down, 100 there already\n");
     assert_eq!(place.json(&["task", "ls", "--all"]).len(), 2_400);
@@ -393,7 +381,7 @@ fn tasks_are_enqueued_from_files_and_pipes() {
     let some = piped("{\"method\": \"charge\", \"key\": \"a\"} {\"method\": \"\"}");
     assert_eq!((some.code, &*some.out), (Some(2), "1 written down, 0 there already\n"));
     let direct = Place::direct();
-    std::fs::write(direct.dir.path().join("one.json"), task(1)).unwrap();
+    std::fs::write(direct.dir.join("one.json"), task(1)).unwrap();
     assert!(direct.fails(5, &["task", "enqueue", "one.json"]).contains("redrive serve"));
 }
 
@@ -456,7 +444,7 @@ fn a_test_message_goes_through_each_channel() {
              password = '{password}'\nfrom = 'redrive@example.org'\nto = ['{to}']\nca_file = '{ca}'\n"
         )
     };
-    std::fs::write(place.dir.path().join("redrive.toml"), mail("ops", "sink") + &mail("broken", "hunter2")).unwrap();
+    std::fs::write(place.dir.join("redrive.toml"), mail("ops", "sink") + &mail("broken", "hunter2")).unwrap();
     let received = || {
         let mails = std::fs::read_dir(set("REDRIVE_TEST_MAILS")).unwrap().map(|file| file.unwrap().path());
         mails.filter(|file| std::fs::read_to_string(file).is_ok_and(|mail| mail.contains(&to))).count()

@@ -1,151 +1,38 @@
 //! The console as a browser without scripts meets it: a real server, plain HTTP.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+#[allow(dead_code, reason = "shared by several tests")]
+mod support;
 
-use redrive::store::{AuditFilter, AuditOutcome, Role};
-use redrive::{Context, Engine, Failure, NewTask, Policy, Store, Verdict};
+use redrive::store::{AuditFilter, AuditOutcome, DeadFilter, Role};
+use redrive::{Context, Engine, Failure, NewTask, Policy, Verdict};
+
+use support::Server;
+use support::visitor::Visitor;
 
 /// What must be shown as text everywhere.
 const MARKUP: &str = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&";
 
-/// A server of one's own; stopped with this.
-struct Server {
-    child: Child,
-    address: String,
-    token: String,
-    dir: tempfile::TempDir,
-}
-
-/// An answer.
-struct Answer {
-    status: u16,
-    head: String,
-    body: String,
-}
-
-impl Answer {
-    fn header(&self, name: &str) -> &str {
-        let found = self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
-        found.unwrap_or_default()
+/// Tasks and letters that are full of markup: an id of a task that waits, and of a letter.
+async fn fill(server: &Server, letters: usize) -> (String, String) {
+    let fails = |_cx: Context, _params: String| async {
+        Err::<(), _>(Verdict::Failed(Failure::retry(format!("kind{MARKUP}"), MARKUP)))
+    };
+    let engine = Engine::builder(server.store().await).register("fails", fails).discover(false).start().await.unwrap();
+    let once = Policy { max_attempts: Some(1), ..Policy::default() };
+    let mut ids = Vec::new();
+    for n in 0..letters {
+        let task = NewTask::new("fails", MARKUP).unwrap().business("b<i>", MARKUP).key(format!("{MARKUP}{n}"));
+        ids.push(engine.enqueue(task.policy(once.clone())).await.unwrap().id);
     }
-
-    /// What a form of this page sends along.
-    fn csrf(&self) -> &str {
-        let rest = self.body.split("name=\"csrf\" value=\"").nth(1).expect("a form");
-        rest.split('"').next().unwrap()
-    }
-}
-
-/// Somebody's cookies.
-#[derive(Clone, Default)]
-struct Browser {
-    cookies: String,
-    headers: String,
-}
-
-impl Server {
-    fn start() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
-        command.args(["serve", "--listen", "127.0.0.1:0"]).current_dir(dir.path()).env_remove("REDRIVE_DATABASE");
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let line = lines.find(|line| line.contains("API:")).unwrap();
-        let address = line.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
-        let line = lines.find(|line| line.contains("token:")).unwrap();
-        let token = line.split_whitespace().nth(1).unwrap().to_owned();
-        Self { child, address, token, dir }
-    }
-
-    async fn store(&self) -> Store {
-        Store::open(&format!("sqlite://{}", self.dir.path().join("redrive.db").display())).await.unwrap()
-    }
-
-    async fn token(&self, name: &str, role: Role) -> (String, String) {
-        let store = self.store().await;
-        let made = store.create_token(name, role, None, "test", store.now().await.unwrap()).await.unwrap();
-        (made.secret.reveal().to_owned(), made.token.id)
-    }
-
-    fn ask(&self, request: &str) -> Answer {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).unwrap();
-        let answer = String::from_utf8(answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        Answer { status, head: head.to_owned(), body: body.to_owned() }
-    }
-
-    fn get(&self, who: &Browser, path: &str) -> Answer {
-        self.ask(&format!(
-            "GET {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\naccept: text/html\r\ncookie: {}\r\n{}\r\n",
-            self.address, who.cookies, who.headers
-        ))
-    }
-
-    fn post(&self, who: &Browser, path: &str, form: &[(&str, &str)]) -> Answer {
-        let mut body = url::form_urlencoded::Serializer::new(String::new());
-        body.extend_pairs(form);
-        let body = body.finish();
-        self.ask(&format!(
-            "POST {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncookie: {}\r\n{}content-type: application/x-www-form-urlencoded\r\n\
-             content-length: {}\r\n\r\n{body}",
-            self.address,
-            who.cookies,
-            who.headers,
-            body.len()
-        ))
-    }
-
-    fn log_in(&self, token: &str) -> Browser {
-        let answer = self.post(&Browser::default(), "/login", &[("token", token), ("next", "/")]);
-        assert_eq!((answer.status, answer.header("location")), (303, "/"), "{}", answer.body);
-        let cookie = answer.header("set-cookie");
-        assert!(
-            cookie.contains("HttpOnly") && cookie.contains("SameSite=Lax") && !cookie.contains("Secure"),
-            "{cookie}"
-        );
-        Browser { cookies: cookie.split(';').next().unwrap().to_owned(), headers: String::new() }
-    }
-
-    fn admin(&self) -> Browser {
-        self.log_in(&self.token)
-    }
-
-    /// Tasks and letters that are full of markup: an id of a task that waits, and of a letter.
-    async fn fill(&self, letters: usize) -> (String, String) {
-        let fails = |_cx: Context, _params: String| async {
-            Err::<(), _>(Verdict::Failed(Failure::retry(format!("kind{MARKUP}"), MARKUP)))
-        };
-        let engine =
-            Engine::builder(self.store().await).register("fails", fails).discover(false).start().await.unwrap();
-        let once = Policy { max_attempts: Some(1), ..Policy::default() };
-        let mut ids = Vec::new();
-        for n in 0..letters {
-            let task = NewTask::new("fails", MARKUP).unwrap().business("b<i>", MARKUP).key(format!("{MARKUP}{n}"));
-            ids.push(engine.enqueue(task.policy(once.clone())).await.unwrap().id);
+    let waits = NewTask::new(format!("waits{MARKUP}"), MARKUP).unwrap().business("b<i>", MARKUP).key(MARKUP);
+    let waits = engine.enqueue(waits).await.unwrap().id;
+    for id in &ids {
+        while engine.store().get_dead(*id).await.unwrap().is_none() {
+            tokio::task::yield_now().await;
         }
-        let waits = NewTask::new(format!("waits{MARKUP}"), MARKUP).unwrap().business("b<i>", MARKUP).key(MARKUP);
-        let waits = engine.enqueue(waits).await.unwrap().id;
-        for id in &ids {
-            while engine.store().get_dead(*id).await.unwrap().is_none() {
-                tokio::task::yield_now().await;
-            }
-        }
-        engine.stop().await;
-        (waits.to_string(), ids[0].to_string())
     }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        _ = self.child.kill();
-        _ = self.child.wait();
-    }
+    engine.stop().await;
+    (waits.to_string(), ids[0].to_string())
 }
 
 /// Every page, for somebody who is logged in. New pages have their place here.
@@ -154,6 +41,8 @@ fn pages(waits: &str, letter: &str) -> Vec<String> {
         "/",
         "/tasks",
         "/tasks?method=nothing",
+        "/tasks/ended",
+        "/tasks/ended?as=resolved",
         "/tasks?error=%3Cscript%3Ealert(1)%3C/script%3E",
         "/dead",
         "/dead?business_id=%3Cb%3E&reason=exhausted",
@@ -166,8 +55,8 @@ fn pages(waits: &str, letter: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn somebody_logs_in_until_their_token_is_revoked() {
-    let server = Server::start();
-    let nobody = Browser::default();
+    let server = Server::start("");
+    let nobody = Visitor::default();
     let sent = server.get(&nobody, "/tasks?method=a");
     assert_eq!((sent.status, sent.header("location")), (303, "/login?next=%2Ftasks%3Fmethod%3Da"));
     let wrong = server.post(&nobody, "/login", &[("token", "rdr_x_y")]);
@@ -175,10 +64,10 @@ async fn somebody_logs_in_until_their_token_is_revoked() {
     assert!(wrong.body.contains("not known") && wrong.header("set-cookie").is_empty());
     let away = server.post(&nobody, "/login", &[("token", &server.token), ("next", "//evil.example")]);
     assert_eq!(away.header("location"), "/");
-    let https = Browser { headers: "x-forwarded-proto: https\r\n".into(), ..Browser::default() };
+    let https = Visitor { headers: "x-forwarded-proto: https\r\n".into(), ..Visitor::default() };
     assert!(server.post(&https, "/login", &[("token", &server.token)]).header("set-cookie").contains("; Secure"));
 
-    let (secret, id) = server.token("eve", Role::Viewer).await;
+    let (secret, id) = server.new_token("eve", Role::Viewer).await;
     let eve = server.log_in(&secret);
     let page = server.get(&eve, "/");
     assert_eq!(page.status, 200);
@@ -195,20 +84,20 @@ async fn somebody_logs_in_until_their_token_is_revoked() {
 
 #[tokio::test]
 async fn a_cookie_may_look_at_the_api_and_change_nothing_by_it() {
-    let server = Server::start();
+    let server = Server::start("");
     let admin = server.admin();
     assert_eq!(server.get(&admin, "/api/v1/overview").status, 200);
     assert_eq!(server.post(&admin, "/api/v1/tasks", &[]).status, 401);
     assert_eq!(
-        server.get(&Browser { cookies: "redrive_session=AAAA".into(), ..admin }, "/api/v1/overview").status,
+        server.get(&Visitor { cookies: "redrive_session=AAAA".into(), ..admin }, "/api/v1/overview").status,
         401
     );
 }
 
 #[tokio::test]
 async fn forms_are_of_one_session_and_of_this_site() {
-    let server = Server::start();
-    let (waits, letter) = server.fill(1).await;
+    let server = Server::start("");
+    let (waits, letter) = fill(&server, 1).await;
     let (admin, other) = (server.admin(), server.admin());
     let path = format!("/tasks/{waits}/retry");
     let page = server.get(&admin, &format!("/tasks/{waits}"));
@@ -218,12 +107,12 @@ async fn forms_are_of_one_session_and_of_this_site() {
         assert!(refused.status == 403 && refused.body.contains("load the page again"), "{}", refused.body);
     }
     for header in ["sec-fetch-site: cross-site", "origin: https://evil.example"] {
-        let elsewhere = Browser { headers: format!("{header}\r\n"), ..admin.clone() };
+        let elsewhere = Visitor { headers: format!("{header}\r\n"), ..admin.clone() };
         assert_eq!(server.post(&elsewhere, &path, &[("csrf", page.csrf())]).status, 403, "{header}");
     }
     let done = server.post(&admin, &path, &[("csrf", page.csrf())]);
     assert_eq!((done.status, done.header("location")), (303, &*format!("/tasks/{waits}")));
-    let said = Browser { cookies: format!("{}; {}", admin.cookies, cookie(&done)), ..admin.clone() };
+    let said = Visitor { cookies: format!("{}; {}", admin.cookies, done.cookie()), ..admin.clone() };
     let shown = server.get(&said, &format!("/tasks/{waits}"));
     assert!(
         shown.body.contains(&format!("Task {waits} is due now.")) && shown.header("set-cookie").contains("Max-Age=0")
@@ -236,14 +125,10 @@ async fn forms_are_of_one_session_and_of_this_site() {
     assert!(server.get(&admin, &format!("/tasks/{letter}")).body.contains("brought back as a new task"));
 }
 
-fn cookie(answer: &Answer) -> &str {
-    answer.header("set-cookie").split(';').next().unwrap()
-}
-
 #[tokio::test]
 async fn a_policy_is_edited_and_mistakes_are_named() {
-    let server = Server::start();
-    let (waits, _) = server.fill(1).await;
+    let server = Server::start("");
+    let (waits, _) = fill(&server, 1).await;
     let admin = server.admin();
     let page = server.get(&admin, &format!("/tasks/{waits}"));
     let edit =
@@ -257,9 +142,9 @@ async fn a_policy_is_edited_and_mistakes_are_named() {
 
 #[tokio::test]
 async fn a_viewer_sees_no_params_and_no_buttons() {
-    let server = Server::start();
-    let (waits, letter) = server.fill(1).await;
-    let (secret, _) = server.token("eve", Role::Viewer).await;
+    let server = Server::start("");
+    let (waits, letter) = fill(&server, 1).await;
+    let (secret, _) = server.new_token("eve", Role::Viewer).await;
     let eve = server.log_in(&secret);
     for path in pages(&waits, &letter) {
         let page = server.get(&eve, &path);
@@ -279,9 +164,9 @@ async fn a_viewer_sees_no_params_and_no_buttons() {
 
 #[tokio::test]
 async fn what_a_viewer_tries_is_in_the_audit() {
-    let server = Server::start();
-    let (waits, _) = server.fill(1).await;
-    let (secret, _) = server.token("eve", Role::Viewer).await;
+    let server = Server::start("");
+    let (waits, _) = fill(&server, 1).await;
+    let (secret, _) = server.new_token("eve", Role::Viewer).await;
     let eve = server.log_in(&secret);
     // Any page's form of hers would do: there is none, so she makes the secret of her own session's forms.
     let csrf = csrf_of(eve.cookies.trim_start_matches("redrive_session="));
@@ -304,9 +189,14 @@ fn csrf_of(cookie: &str) -> String {
 
 #[tokio::test]
 async fn markup_is_text_on_every_page_and_nothing_is_inline() {
-    let server = Server::start();
-    let (waits, letter) = server.fill(3).await;
+    let server = Server::start("");
+    let (waits, letter) = fill(&server, 3).await;
+    let store = server.store().await;
+    let mut letters = store.dead(&DeadFilter::default(), 10).await.unwrap().into_iter().map(|dead| dead.task.id);
+    let other = letters.find(|id| id.to_string() != letter).unwrap();
+    store.resolve(&[other], "eve", Some(MARKUP), store.now().await.unwrap()).await.unwrap();
     let admin = server.admin();
+    assert!(server.get(&admin, "/tasks/ended?as=resolved").has(&format!("/tasks/{other}")));
     let mut all = pages(&waits, &letter);
     all.extend(
         [
@@ -319,7 +209,7 @@ async fn markup_is_text_on_every_page_and_nothing_is_inline() {
     let mut shown = 0;
     for path in all {
         for lang in ["en", "zh"] {
-            let who = Browser { cookies: format!("{}; redrive_lang={lang}", admin.cookies), ..Browser::default() };
+            let who = Visitor { cookies: format!("{}; redrive_lang={lang}", admin.cookies), ..Visitor::default() };
             let page = server.get(&who, &path);
             assert!(page.status < 500, "{path}: {}", page.body);
             let text = &page.body;
@@ -343,25 +233,25 @@ fn has_handler(html: &str) -> bool {
 
 #[tokio::test]
 async fn both_languages_by_browser_and_by_choice() {
-    let server = Server::start();
-    let chinese = Browser { headers: "accept-language: zh-CN,en;q=0.5\r\n".into(), ..Browser::default() };
+    let server = Server::start("");
+    let chinese = Visitor { headers: "accept-language: zh-CN,en;q=0.5\r\n".into(), ..Visitor::default() };
     let page = server.get(&chinese, "/login");
     assert!(page.body.contains("<html lang=\"zh-CN\"") && page.body.contains("登录"), "{}", page.body);
     let chosen = server.post(&chinese, "/preferences", &[("lang", "en"), ("back", "/login")]);
-    assert_eq!((chosen.status, cookie(&chosen)), (303, "redrive_lang=en"));
-    let english = Browser { cookies: cookie(&chosen).to_owned(), ..chinese };
+    assert_eq!((chosen.status, chosen.cookie()), (303, "redrive_lang=en"));
+    let english = Visitor { cookies: chosen.cookie().to_owned(), ..chinese };
     assert!(server.get(&english, "/login").body.contains("<html lang=\"en\""));
     let dark = server.post(&english, "/preferences", &[("theme", "dark"), ("back", "https://evil.example")]);
-    assert_eq!((cookie(&dark), dark.header("location")), ("redrive_theme=dark", "/"));
+    assert_eq!((dark.cookie(), dark.header("location")), ("redrive_theme=dark", "/"));
     assert_eq!(server.post(&english, "/preferences", &[("lang", "<x>"), ("theme", "x")]).header("set-cookie"), "");
 }
 
 #[tokio::test]
 async fn a_page_that_there_is_not_is_a_page_for_people_and_a_problem_for_programs() {
-    let server = Server::start();
-    let page = server.get(&Browser::default(), "/nothing");
+    let server = Server::start("");
+    let page = server.get(&Visitor::default(), "/nothing");
     assert_eq!((page.status, page.header("content-type")), (404, "text/html; charset=utf-8"));
-    let api = server.get(&Browser::default(), "/api/v1/nothing");
+    let api = server.get(&Visitor::default(), "/api/v1/nothing");
     assert_eq!((api.status, api.header("content-type")), (404, "application/problem+json"));
     let program = server.ask("GET /nothing HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
     assert_eq!((program.status, program.header("content-type")), (404, "application/problem+json"));
@@ -373,21 +263,21 @@ async fn a_page_that_there_is_not_is_a_page_for_people_and_a_problem_for_program
     let style = page.body.split("href=\"/assets/").nth(2).unwrap().split('"').next().unwrap();
     let style = server.get(&admin, &format!("/assets/{style}"));
     assert!(style.status == 200 && style.header("cache-control").contains("immutable"), "{}", style.head);
-    let known = Browser { headers: format!("if-none-match: {}\r\n", style.header("etag")), ..Browser::default() };
+    let known = Visitor { headers: format!("if-none-match: {}\r\n", style.header("etag")), ..Visitor::default() };
     assert_eq!(server.get(&known, "/assets/x/app.css").status, 304);
 }
 
 #[tokio::test]
 async fn many_are_redriven_by_filter_with_and_without_a_script() {
-    let server = Server::start();
-    server.fill(20).await;
+    let server = Server::start("");
+    fill(&server, 20).await;
     let admin = server.admin();
     let ask = "/dead/bulk?action=redrive&which=filter&method=fails&last=1h";
     let page = server.get(&admin, ask);
     assert!(page.body.contains("Redrive 20 dead letters?"), "{}", page.body);
     let form =
         [("csrf", page.csrf()), ("action", "resolve"), ("which", "filter"), ("method", "fails"), ("rate", "1000")];
-    let script = Browser { headers: "accept: application/x-ndjson\r\n".into(), ..admin.clone() };
+    let script = Visitor { headers: "accept: application/x-ndjson\r\n".into(), ..admin.clone() };
     assert!(
         server
             .post(&script, "/dead/bulk", &[("csrf", page.csrf()), ("action", "redrive")])
@@ -396,7 +286,7 @@ async fn many_are_redriven_by_filter_with_and_without_a_script() {
     );
     let done = server.post(&admin, "/dead/bulk", &form);
     assert!(done.status == 200 && done.body.contains("<dt>Done</dt><dd>20</dd>"), "{}", done.body);
-    server.fill(5).await;
+    fill(&server, 5).await;
     let lines = server.post(&script, "/dead/bulk", &form).body;
     assert!(lines.contains("\"state\":\"finished\"") && lines.contains("\"done\":5"), "{lines}");
 }

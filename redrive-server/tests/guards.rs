@@ -1,7 +1,8 @@
 //! Guarded tables as a service in any language meets them: a real server, a business table in each database, handlers over HTTP.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+#[allow(dead_code, reason = "shared by several tests")]
+mod support;
+
 use std::sync::{Arc, Mutex};
 
 use axum::Json;
@@ -10,6 +11,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection as _};
+
+use support::Server;
 
 macro_rules! stores {
     ($($test:ident),* $(,)?) => {
@@ -106,76 +109,31 @@ async fn closed(State(shop): State<Shop>, Json(body): Json<Value>) -> StatusCode
     if id == 11 { StatusCode::CONFLICT } else { StatusCode::NO_CONTENT }
 }
 
-/// `redrive serve` with these settings; stopped with this.
-struct Redrive {
-    child: Child,
-    url: String,
-    token: String,
-    dir: tempfile::TempDir,
-    client: reqwest::Client,
-}
-
-impl Drop for Redrive {
-    fn drop(&mut self) {
-        _ = self.child.kill();
-        _ = self.child.wait();
-    }
-}
-
-impl Redrive {
-    fn start(settings: &str) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("redrive.toml"), settings).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
-        command.args(["serve", "--listen", "127.0.0.1:0"]).current_dir(dir.path()).env_remove("REDRIVE_DATABASE");
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let line = lines.find(|line| line.contains("API:")).unwrap();
-        let url = line.split_whitespace().nth(1).unwrap().trim_end_matches("/api/v1").to_owned();
-        let line = lines.find(|line| line.contains("token:")).unwrap();
-        let token = line.split_whitespace().nth(1).unwrap().to_owned();
-        let client = reqwest::Client::builder().tls_backend_preconfigured(rustls_config()).no_proxy().build().unwrap();
-        Self { child, url, token, dir, client }
+impl Server {
+    fn asked(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        self.asked_as(&self.token, method, path, body)
     }
 
-    async fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
-        self.ask_as(&self.token, method, path, body).await
-    }
-
-    async fn ask_as(&self, token: &str, method: &str, path: &str, body: &Value) -> (u16, Value) {
-        let request = self.client.request(method.parse().unwrap(), format!("{}{path}", self.url)).bearer_auth(token);
-        let answer = if body.is_null() { request } else { request.body(body.to_string()) }.send().await.unwrap();
-        let status = answer.status().as_u16();
-        (status, serde_json::from_str(&answer.text().await.unwrap()).unwrap_or_default())
+    fn asked_as(&self, token: &str, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let answer = self.api_as(token, method, path, "", &body);
+        (answer.status, answer.json())
     }
 
     /// A row, once its `err_status` is this.
     async fn row(&self, id: i64, err_status: i64) -> Value {
         for _ in 0..20_000 {
-            let (_, shown) = self.ask("GET", &format!("/api/v1/guards/{SERVICE}/rows/{id}"), &Value::Null).await;
+            let (_, shown) = self.asked("GET", &format!("/api/v1/guards/{SERVICE}/rows/{id}"), &Value::Null);
             if shown["row"]["err_status"] == err_status {
                 return shown;
             }
         }
         panic!("row {id} does not become {err_status}");
     }
-
-    fn cli(&self, args: &[&str]) -> (Option<i32>, String) {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
-        command.args(args).args(["--server", &self.url]).env("REDRIVE_TOKEN", &self.token).env("NO_PROXY", "127.0.0.1");
-        let said = command.current_dir(self.dir.path()).output().unwrap();
-        (said.status.code(), String::from_utf8([said.stdout, said.stderr].concat()).unwrap())
-    }
 }
 
 /// 异常处理示例
 const SERVICE: &str = "%E5%BC%82%E5%B8%B8%E5%A4%84%E7%90%86%E7%A4%BA%E4%BE%8B";
-
-fn rustls_config() -> rustls::ClientConfig {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-    builder.with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth()
-}
 
 fn settings(business: &Business, port: u16) -> String {
     format!(
@@ -194,14 +152,14 @@ async fn a_row_is_retried_handed_to_people_and_closed(business: Business) {
     execute(&business.url, TABLE).await;
     execute(&business.url, ROWS).await;
     let shop = Shop::default();
-    let redrive = Redrive::start(&settings(&business, shop.start().await));
+    let redrive = Server::start(&settings(&business, shop.start().await));
     let of = |what: &str| format!("/api/v1/guards/{SERVICE}/{what}");
-    let marked = redrive.ask("POST", &of("mark-abnormal"), &json!({ "dataId": 10 })).await;
+    let marked = redrive.asked("POST", &of("mark-abnormal"), &json!({ "dataId": 10 }));
     assert_eq!(marked, (200, json!({ "changed": true, "detail": "marked as abnormal" })));
-    let (_, marked) = redrive.ask("POST", &of("mark-abnormal"), &json!({ "dataId": "11", "user": 1001 })).await;
+    let (_, marked) = redrive.asked("POST", &of("mark-abnormal"), &json!({ "dataId": "11", "user": 1001 }));
     assert_eq!(marked["changed"], true);
     for which in [json!({ "dataId": 11 }), json!({ "dataId": 99 }), json!({ "dataId": 12, "user": 1 })] {
-        let (status, marked) = redrive.ask("POST", &of("mark-abnormal"), &which).await;
+        let (status, marked) = redrive.asked("POST", &of("mark-abnormal"), &which);
         assert_eq!((status, &marked["changed"]), (200, &json!(false)), "{which}");
     }
 
@@ -211,12 +169,12 @@ async fn a_row_is_retried_handed_to_people_and_closed(business: Business) {
     assert_eq!((&shown["row"]["status"], &shown["row"]["err_retry_count"]), (&json!("FAIL"), &json!(1)));
     assert_eq!(shop.asked(11), ["check", "handle", "check"]);
 
-    let (_, blocked) = redrive.ask("POST", &of("check-user"), &json!({ "user": 1001 })).await;
+    let (_, blocked) = redrive.asked("POST", &of("check-user"), &json!({ "user": 1001 }));
     assert_eq!((&blocked["blocked"], &blocked["rows"][0]["dataId"]), (&json!(true), &json!(11)));
-    assert_eq!(redrive.ask("POST", &of("check-user"), &json!({ "user": 1000 })).await.1["blocked"], false);
-    assert_eq!(redrive.ask("POST", &of("check-user"), &json!({ "user": [1] })).await.0, 422);
+    assert_eq!(redrive.asked("POST", &of("check-user"), &json!({ "user": 1000 })).1["blocked"], false);
+    assert_eq!(redrive.asked("POST", &of("check-user"), &json!({ "user": [1] })).0, 422);
 
-    let (status, list) = redrive.ask("POST", "/api/admin/abnormal/list", &json!({ "errStatus": 4001 })).await;
+    let (status, list) = redrive.asked("POST", "/api/admin/abnormal/list", &json!({ "errStatus": 4001 }));
     assert_eq!(
         (status, &list["code"], &list["msg"], &list["data"]["total"]),
         (200, &json!(200), &json!("获取成功"), &json!(1))
@@ -224,16 +182,15 @@ async fn a_row_is_retried_handed_to_people_and_closed(business: Business) {
     assert_eq!(list["data"]["records"][0]["manualSuccessRoute"], "/api/user/admin/manual-bill-success");
 
     people_close_it(&redrive).await;
-    assert_eq!(redrive.ask("POST", &of("check-user"), &json!({ "user": 1001 })).await.1["blocked"], false);
-    let (_, metrics) =
-        (0, redrive.client.get(format!("{}/metrics", redrive.url)).send().await.unwrap().text().await.unwrap());
-    assert!(metrics.contains("redrive_guard"), "{metrics}");
+    assert_eq!(redrive.asked("POST", &of("check-user"), &json!({ "user": 1001 })).1["blocked"], false);
+    let metrics = redrive.api_as(&redrive.token, "GET", "/metrics", "", "");
+    assert!(metrics.has("redrive_guard"), "{}", metrics.body);
 }
 
 /// Row 11 by the guard's own route, row 12 on the command line.
-async fn people_close_it(redrive: &Redrive) {
+async fn people_close_it(redrive: &Server) {
     let route = "/api/user/admin/manual-bill-success";
-    let (_, viewer) = redrive.ask("POST", "/api/v1/tokens", &json!({ "name": "v", "role": "viewer" })).await;
+    let (_, viewer) = redrive.asked("POST", "/api/v1/tokens", &json!({ "name": "v", "role": "viewer" }));
     let viewer = viewer["token"].as_str().or_else(|| viewer["secret"].as_str()).unwrap().to_owned();
     for (token, path, status) in [
         (viewer.as_str(), format!("{route}?dataId=11"), 403),
@@ -241,10 +198,10 @@ async fn people_close_it(redrive: &Redrive) {
         (redrive.token.as_str(), route.to_owned(), 400),
         (redrive.token.as_str(), format!("{route}?dataId=99"), 404),
     ] {
-        let (answered, body) = redrive.ask_as(token, "POST", &path, &Value::Null).await;
+        let (answered, body) = redrive.asked_as(token, "POST", &path, &Value::Null);
         assert_eq!((answered, &body["code"], &body["data"]), (status, &json!(status), &Value::Null), "{path} {body}");
     }
-    let closed = redrive.ask("POST", &format!("{route}?dataId=11"), &Value::Null).await;
+    let closed = redrive.asked("POST", &format!("{route}?dataId=11"), &Value::Null);
     assert_eq!(closed, (200, json!({ "code": 200, "msg": "人工处理成功", "data": 11 })));
     let shown = redrive.row(11, 2002).await;
     assert_eq!((&shown["row"]["status"], &shown["row"]["err_submit_manual_status"]), (&json!("SUCCESS"), &json!(4002)));
@@ -257,7 +214,7 @@ async fn people_close_it(redrive: &Redrive) {
     let (code, said) = redrive.cli(&["guard", "ls"]);
     assert!(code == Some(0) && said.contains("user_bill"), "{said}");
     assert_eq!(redrive.cli(&["guard", "show", "nobody", "12"]).0, Some(3));
-    let (_, audit) = redrive.ask("GET", "/api/v1/audit?action=guard.manual_success", &Value::Null).await;
+    let (_, audit) = redrive.asked("GET", "/api/v1/audit?action=guard.manual_success", &Value::Null);
     let outcomes = audit.to_string();
     assert!(outcomes.contains("异常处理示例 11") && outcomes.contains("异常处理示例 12"), "{outcomes}");
 }
@@ -268,13 +225,13 @@ async fn source_5_4_3_a_service_is_asked_before_a_persons_word_is_taken(business
     let shop = Shop::default();
     let settings = settings(&business, shop.start().await);
     let redrive =
-        Redrive::start(&settings.replace("target = 'shop'", "target = 'shop'\nmanual_success_url = '/closed'"));
+        Server::start(&settings.replace("target = 'shop'", "target = 'shop'\nmanual_success_url = '/closed'"));
     let route = "/api/user/admin/manual-bill-success";
-    let (status, refused) = redrive.ask("POST", &format!("{route}?dataId=11"), &Value::Null).await;
+    let (status, refused) = redrive.asked("POST", &format!("{route}?dataId=11"), &Value::Null);
     assert_eq!((status, &refused["code"], &refused["data"]), (409, &json!(409), &Value::Null), "{refused}");
-    let (_, shown) = redrive.ask("GET", &format!("/api/v1/guards/{SERVICE}/rows/11"), &Value::Null).await;
+    let (_, shown) = redrive.asked("GET", &format!("/api/v1/guards/{SERVICE}/rows/11"), &Value::Null);
     assert_eq!((&shown["row"]["status"], &shown["row"]["err_status"]), (&json!("FAIL"), &Value::Null));
-    let closed = redrive.ask("POST", &format!("{route}?dataId=12"), &Value::Null).await;
+    let closed = redrive.asked("POST", &format!("{route}?dataId=12"), &Value::Null);
     assert_eq!(closed, (200, json!({ "code": 200, "msg": "人工处理成功", "data": 12 })));
     assert_eq!(redrive.row(12, 2002).await["row"]["status"], "SUCCESS");
     assert_eq!([11, 12].map(|id| shop.asked(id)), [["closed"], ["closed"]]);
@@ -292,8 +249,8 @@ async fn one_that_is_wrong_says_so_and_the_others_go_on(business: Business) {
             section.replace("异常处理示例", name).replace("/api/user/admin/manual-bill-success", "/api/v1/tasks");
         toml += &format!("[guards.{name}]{section}");
     }
-    let redrive = Redrive::start(&toml);
-    let (_, listed) = redrive.ask("GET", "/api/v1/guards", &Value::Null).await;
+    let redrive = Server::start(&toml);
+    let (_, listed) = redrive.asked("GET", "/api/v1/guards", &Value::Null);
     let trouble = |name: &str| {
         let all = listed["guards"].as_array().unwrap();
         all.iter().find(|guard| guard["service_name"] == name).unwrap()["trouble"]
@@ -304,11 +261,11 @@ async fn one_that_is_wrong_says_so_and_the_others_go_on(business: Business) {
     assert!(trouble("missing").contains("no_such_table"), "{listed}");
     assert!(trouble("wrong").contains("no_such_column"), "{listed}");
     assert_eq!(trouble("异常处理示例"), "");
-    assert_eq!(redrive.ask("GET", "/api/v1/guards/missing/rows/1", &Value::Null).await.0, 503);
-    assert_eq!(redrive.ask("GET", "/api/v1/guards/nobody/rows/1", &Value::Null).await.0, 404);
+    assert_eq!(redrive.asked("GET", "/api/v1/guards/missing/rows/1", &Value::Null).0, 503);
+    assert_eq!(redrive.asked("GET", "/api/v1/guards/nobody/rows/1", &Value::Null).0, 404);
     let (code, said) = redrive.cli(&["guard", "check"]);
     assert!(code == Some(1) && said.contains("no_such_table") && said.contains("index"), "{said}");
-    redrive.ask("POST", &format!("/api/v1/guards/{SERVICE}/mark-abnormal"), &json!({ "dataId": 10 })).await;
+    redrive.asked("POST", &format!("/api/v1/guards/{SERVICE}/mark-abnormal"), &json!({ "dataId": 10 }));
     redrive.row(10, 2001).await;
-    assert_eq!(redrive.ask("GET", "/api/v1/tasks", &Value::Null).await.0, 200, "no guard takes a route of ours");
+    assert_eq!(redrive.asked("GET", "/api/v1/tasks", &Value::Null).0, 200, "no guard takes a route of ours");
 }

@@ -37,6 +37,12 @@ struct Row {
     target_link: String,
     refused: Option<String>,
     note: String,
+    changes: Vec<Change>,
+}
+
+/// What was changed: of two objects the fields that differ, else the whole.
+struct Change {
+    field: String,
     before: String,
     after: String,
 }
@@ -80,13 +86,32 @@ fn row(record: &Audited) -> Row {
         who: entry.who.clone(),
         who_link: only("who", &entry.who),
         action: entry.action.clone(),
-        target: entry.target.clone(),
+        target: named(entry.after.as_ref()).unwrap_or_else(|| entry.target.clone()),
         target_link: only("target", &entry.target),
         refused,
         note: entry.note.clone().unwrap_or_default(),
-        before: shown(entry.before.as_ref()),
-        after: shown(entry.after.as_ref()),
+        changes: changes(entry.before.as_ref(), entry.after.as_ref()),
     }
+}
+
+/// A gate is a number to the store; people know it by its name.
+fn named(after: Option<&Value>) -> Option<String> {
+    let is_gate = after?.get("held").is_some();
+    after?.get("name")?.as_str().filter(|_| is_gate).map(str::to_owned)
+}
+
+fn changes(before: Option<&Value>, after: Option<&Value>) -> Vec<Change> {
+    let whole = || Change { field: String::new(), before: shown(before), after: shown(after) };
+    let (Some(Value::Object(old)), Some(Value::Object(new))) = (before, after) else {
+        return (before.is_some() || after.is_some()).then(whole).into_iter().collect();
+    };
+    let mut fields: Vec<&String> = old.keys().chain(new.keys()).collect();
+    fields.sort_unstable();
+    fields.dedup();
+    let differ = fields.into_iter().filter(|field| old.get(*field) != new.get(*field));
+    let one =
+        |field: &String| Change { field: field.clone(), before: shown(old.get(field)), after: shown(new.get(field)) };
+    differ.map(one).collect()
 }
 
 fn shown(value: Option<&Value>) -> String {
@@ -94,5 +119,25 @@ fn shown(value: Option<&Value>) -> String {
     match beginning(&text) {
         all if all.len() == text.len() => text,
         cut => format!("{cut}…"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn said(before: Option<&Value>, after: Option<&Value>) -> Vec<String> {
+        let all = changes(before, after).into_iter();
+        all.map(|change| format!("{}:{}:{}", change.field, change.before, change.after)).collect()
+    }
+
+    #[test]
+    fn of_two_objects_only_what_differs_is_shown() {
+        let (before, after) = (json!({ "held": null, "name": "a" }), json!({ "held": "open", "name": "a" }));
+        assert_eq!(said(Some(&before), Some(&after)), ["held:null:open"]);
+        assert_eq!(said(None, Some(&json!("2s"))), ["::2s"]);
+        assert!(said(None, None).is_empty());
+        assert_eq!((named(Some(&after)).as_deref(), named(Some(&json!({ "name": "a" })))), (Some("a"), None));
     }
 }

@@ -34,6 +34,8 @@ struct Page {
     ids: usize,
     n: u64,
     is_danger: bool,
+    /// What the button says: not "cancel", which could be taken for going back.
+    go: String,
     result: Option<BulkResult>,
 }
 
@@ -107,9 +109,11 @@ fn ids(asked: &Fields) -> Answer<Option<Vec<TaskId>>> {
 fn page(f: &Frame, kind: Kind, asked: &Fields, count: Count, result: Option<BulkResult>) -> Page {
     let kept: Vec<&str> = NAMES.iter().copied().chain(["which", "id", "action"]).collect();
     let filter = if asked.is("which", "filter") { asked.only(NAMES) } else { Fields::default() };
+    let title = fill(kind.word(f.w), &[&html::count(count)]);
     Page {
         path: kind.path,
-        title: fill(kind.word(f.w), &[&html::count(count)]),
+        go: title.trim_end_matches(['?', '？']).to_owned(),
+        title,
         fields: asked.only(&kept).pairs().to_vec(),
         which: filter.pairs().to_vec(),
         ids: asked.all("id").count(),

@@ -7,9 +7,9 @@ use redrive::Timestamp;
 
 use super::html::{Html, escape, number};
 
-const WIDTH: f64 = 600.0;
+const WIDTH: f64 = 400.0;
 const HEIGHT: f64 = 160.0;
-const LEFT: f64 = 44.0;
+const LEFT: f64 = 42.0;
 const BOTTOM: f64 = 20.0;
 const TOP: f64 = 10.0;
 
@@ -134,7 +134,7 @@ mod tests {
         let lines = [Curve { class: "done", points: vec![0.0, 3.0, 1.0] }];
         let svg = curves(&lines, now, now + Duration::from_secs(3600), "<b>\"").to_string();
         assert!(svg.contains("aria-label=\"&lt;b&gt;&quot;\"") && !svg.contains("style"), "{svg}");
-        assert!(svg.contains("M44.0 140.0L322.0 62.0L600.0 114.0"), "{svg}");
+        assert!(svg.contains("M42.0 140.0L221.0 62.0L400.0 114.0"), "{svg}");
         let dots = tries(&[now], &[now + Duration::from_secs(2), now + Duration::from_secs(600)], now, "x").to_string();
         assert_eq!(dots.matches("<circle").count(), 3);
     }

@@ -69,14 +69,23 @@ pub(super) fn time(asked: &Fields, name: &str) -> Answer<Option<Timestamp>> {
     read.map(Some).ok_or_else(|| wrong(name, format!("{text:?} is not a time such as 2026-02-05T12:00")))
 }
 
+/// One of several, by its name.
+pub(super) fn one_of<T: Copy, const N: usize>(
+    asked: &Fields,
+    field: &str,
+    all: [T; N],
+    name: fn(T) -> &'static str,
+) -> Answer<Option<T>> {
+    let Some(text) = asked.get(field) else { return Ok(None) };
+    let known = all.into_iter().find(|one| name(*one) == text);
+    known.map(Some).ok_or_else(|| wrong(field, format!("{text:?} is not known")))
+}
+
 pub(super) fn of_dead(asked: &Fields, now: Timestamp) -> Answer<DeadFilter> {
-    let reason = asked.get("reason").map(|name| {
-        let known = DeadReason::ALL.into_iter().find(|reason| reason.as_str() == name);
-        known.ok_or_else(|| wrong("reason", format!("{name:?} is not known")))
-    });
+    let reason = one_of(asked, "reason", DeadReason::ALL, DeadReason::as_str)?;
     let owned = asked.get("owned").map(|owned| owned == "yes");
     let owner = asked.get("owner").map(str::to_owned);
-    Ok(DeadFilter { task: of_tasks(asked, now)?, reason: reason.transpose()?, owner, owned, acknowledged: None })
+    Ok(DeadFilter { task: of_tasks(asked, now)?, reason, owner, owned, acknowledged: None })
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ pub(super) async fn list(State(app): State<App>, visit: Visit) -> Answer<Respons
     Ok(f.show(&page))
 }
 
-fn link(service: &str) -> String {
+pub(super) fn link(service: &str) -> String {
     format!("/guards/{}", segment(service))
 }
 
@@ -135,7 +135,7 @@ pub(super) async fn show(
         let found = app.guards().await?.list(&request).await?;
         is_more = found.total > n * PAGE;
         let comments = found.column_comments.get(table.table_name());
-        columns = named(&found.records, &table, comments);
+        columns = named(&found.records, &table, comments, f.w);
         rows = found.records.iter().map(|record| row(record, &columns, &table)).collect();
     }
     let at = |page: u64| format!("{}?status={status}&page={page}", link(&service));
@@ -154,13 +154,15 @@ pub(super) async fn show(
 }
 
 /// What the guard itself keeps in a row, and people look for in a list.
-const OWN: [&str; 5] = [
-    "err_start_time",
-    "err_retry_count",
-    "err_next_retry_time",
-    "err_manual_notify_count",
-    "err_next_remind_staff_time",
-];
+fn own(w: &Words) -> [(&'static str, &'static str); 5] {
+    [
+        ("err_start_time", w.of_start_time),
+        ("err_retry_count", w.of_retry_count),
+        ("err_next_retry_time", w.of_next_retry),
+        ("err_manual_notify_count", w.of_notify_count),
+        ("err_next_remind_staff_time", w.of_next_remind),
+    ]
+}
 /// So many of the business's own columns fit beside them.
 const MOST_COLUMNS: usize = 5;
 
@@ -169,23 +171,26 @@ fn named(
     records: &[Map<String, Value>],
     table: &GuardedTable,
     comments: Option<&std::collections::BTreeMap<String, String>>,
+    w: &Words,
 ) -> Vec<(String, String)> {
     let ours = ["table", "serviceName", "manualSuccessRoute"];
     let first = records.iter().take(1).flat_map(Map::keys);
     let business =
         first.filter(|name| !name.starts_with("err_") && !ours.contains(&name.as_str()) && *name != table.id_field());
     let said = |name: &str| records.iter().any(|record| record.get(name).is_some_and(|value| !value.is_null()));
-    let own = OWN.into_iter().filter(|name| said(name)).map(str::to_owned);
-    let comment = |name: String| {
-        let comment = comments.and_then(|comments| comments.get(&name)).cloned().unwrap_or_default();
-        (name, comment)
+    let own = own(w).into_iter().filter(|(name, _)| said(name)).map(|(name, word)| (name.into(), word.into()));
+    let comment = |name: &String| {
+        let comment = comments.and_then(|comments| comments.get(name)).cloned().unwrap_or_default();
+        (name.clone(), comment)
     };
-    business.take(MOST_COLUMNS).cloned().chain(own).map(comment).collect()
+    business.take(MOST_COLUMNS).map(comment).chain(own).collect()
 }
 
 fn row(record: &Map<String, Value>, columns: &[(String, String)], table: &GuardedTable) -> Row {
     let id = record.get(table.id_field()).map(text).unwrap_or_default();
-    let cell = |(name, _): &(String, String)| (name.clone(), record.get(name).map(text).unwrap_or_default());
+    let label = |name: &String, comment: &String| if comment.is_empty() { name.clone() } else { comment.clone() };
+    let cell =
+        |(name, comment): &(String, String)| (label(name, comment), record.get(name).map(text).unwrap_or_default());
     let link = format!("{}/rows/{}", link(table.service_name()), segment(&id));
     Row { link, id, cells: columns.iter().map(cell).collect() }
 }

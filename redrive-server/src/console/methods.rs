@@ -2,6 +2,7 @@
 //!
 //! Counts of calls and how long they took are this server's own: each node counts for itself.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use crate::server::{App, gates};
 
 use super::fields::segment;
 use super::html::{self, Html};
-use super::overview::{LATE, of_method};
+use super::overview::{LATE, counts, of_method};
 use super::tasks::tag;
 use super::visit::{Act, Frame, Said, Visit};
 use super::words::{Words, fill};
@@ -38,6 +39,8 @@ struct Page {
 struct Row {
     /// How bad it is: what is worst comes first.
     worst: Worst,
+    /// Among equals those for which most waits.
+    waiting: u64,
     n: usize,
     name: String,
     /// Where its buttons send to.
@@ -98,11 +101,12 @@ struct Target {
 
 pub(super) async fn show(State(app): State<App>, visit: Visit) -> Answer<Response> {
     let (f, now) = (visit.frame, app.clock.now());
-    let (methods, gates) = (Box::pin(cluster::all_methods(&app)).await?, app.store.gates().await?);
+    let counted = counts(&app).await?.overview.clone();
+    let (methods, gates) = (Box::pin(cluster::methods_of(&app, counted)).await?, app.store.gates().await?);
     let times = app.metrics.as_ref().map(|metrics| times(&metrics.render())).unwrap_or_default();
     let mut rows: Vec<Row> =
         methods.iter().enumerate().map(|(n, method)| row(n, method, &gates, &times, now, f.w)).collect();
-    rows.sort_by(|a, b| (a.worst, &a.name).cmp(&(b.worst, &b.name)));
+    rows.sort_by(|a, b| (a.worst, Reverse(a.waiting), &a.name).cmp(&(b.worst, Reverse(b.waiting), &b.name)));
     let page = Page {
         methods: rows,
         gates: gate_rows(&app, &gates, &methods, f.w),
@@ -139,6 +143,7 @@ fn row(n: usize, of: &MethodShown, gates: &[Gate], times: &Times, now: Timestamp
     states.extend((of.nodes > 0).then(|| Html(html::escape(&fill(w.on_n_nodes, &[&of.nodes])))));
     Row {
         worst,
+        waiting: of.tasks.n,
         n,
         name: of.method.clone(),
         act: format!("/methods/{}", segment(&of.method)),
@@ -172,8 +177,17 @@ fn gates_of<'g>(method: &str, gates: &'g [Gate]) -> (usize, Option<&'g Gate>) {
 /// What the settings say of a method or a target, one field each. A gate's is long, and shown where the gate is.
 fn said(settings: &Value) -> Vec<(String, String)> {
     let fields = settings.as_object().into_iter().flatten();
-    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    fields.filter(|(name, _)| *name != "gate").map(|(name, value)| (name.clone(), text(value))).collect()
+    let is_said = |(name, value): &(&String, &Value)| *name != "gate" && *value != &Value::Bool(false);
+    fields.filter(is_said).map(|(name, value)| (name.clone(), short(value))).collect()
+}
+
+/// A rate as people say it, the rest as it is set.
+fn short(value: &Value) -> String {
+    match (&value["tasks"], &value["per"], value) {
+        (Value::Number(tasks), Value::String(per), _) => format!("{tasks} / {per}"),
+        (_, _, Value::String(text)) => text.clone(),
+        _ => value.to_string(),
+    }
 }
 
 fn state(gate: &Gate, w: &Words) -> Html {
@@ -361,6 +375,7 @@ mod tests {
         let mut all = [Worst::Nothing, Worst::Dead, Worst::Late, Worst::Paused, Worst::Unhandled, Worst::Gate];
         all.sort();
         assert_eq!(all, [Worst::Gate, Worst::Unhandled, Worst::Paused, Worst::Late, Worst::Dead, Worst::Nothing]);
-        assert_eq!(said(&serde_json::json!({ "gate": {}, "concurrency": 3, "timeout": "5s" })).len(), 2);
+        let limits = serde_json::json!({ "gate": {}, "concurrency": 3, "allow_private": false, "rate": { "per": "1s", "tasks": 200 } });
+        assert_eq!(said(&limits), [("concurrency".into(), "3".into()), ("rate".into(), "200 / 1s".into())]);
     }
 }

@@ -8,7 +8,8 @@
 //! | `fields`, `filter` | queries and forms; which tasks or letters a page is about |
 //! | `kept` | what takes long to find out |
 //! | `html`, `chart`, `policy` | times, counts, curves and policies as people read them |
-//! | `overview`, `tasks`, `task`, `dead`, `bulk` | the pages: what runs, waits and has failed |
+//! | `needs` | what needs somebody |
+//! | `overview`, `tasks`, `ended`, `task`, `dead`, `bulk` | the pages: what runs, waits, has ended and has failed |
 //! | `methods`, `sagas`, `saga`, `guards`, `nodes`, `channels` | what holds it back, flows, tables, who works, who is told |
 //! | `settings`, `audit` | what holds, and who did what |
 //! | `graph` | the steps of a saga, drawn |
@@ -27,7 +28,8 @@
 //!    returned as they are: [`dress`] makes pages of them.
 //! 4. Its routes in [`routes`], and its place in [`menu`].
 //! 5. Live: `data-live="all"` (or a task's id, or `gates`) on the page's `<main>` by the block `live`.
-//! 6. Its address in `tests/console.rs`, where all pages are tried with markup in every value, as a viewer, in both languages.
+//! 6. Its address in `tests/console.rs` or `tests/console_operator.rs`, where all pages are tried with markup in every value, as a viewer,
+//!    in both languages; and in `tests/browser/pages.rs`, where they are looked at.
 
 mod assets;
 mod audit;
@@ -35,6 +37,7 @@ mod bulk;
 mod channels;
 mod chart;
 mod dead;
+mod ended;
 mod fields;
 mod filter;
 mod graph;
@@ -43,6 +46,7 @@ mod html;
 mod kept;
 mod login;
 mod methods;
+mod needs;
 mod nodes;
 mod overview;
 mod policy;
@@ -68,6 +72,7 @@ use axum::routing::{get, post};
 use crate::server::App;
 use crate::server::problem::{Problem, no_such_route};
 
+use crate::server::guards::Guarded;
 use kept::Kept;
 use overview::Counts;
 use redrive::store::DeadGroups;
@@ -85,6 +90,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 pub(crate) struct Memory {
     counts: Kept<Counts>,
     groups: Kept<DeadGroups>,
+    guards: Kept<Vec<Guarded>>,
 }
 
 /// The pages of the menu, in their order.
@@ -112,6 +118,7 @@ pub(crate) fn routes(app: &App, limit: Duration) -> Router<App> {
         .route("/logout", post(login::log_out))
         .route("/preferences", post(login::prefer))
         .route("/tasks", get(tasks::list))
+        .route("/tasks/ended", get(ended::list))
         .route("/tasks/{id}", get(task::show))
         .route("/tasks/{id}/{action}", post(task::act))
         .route("/dead", get(dead::list))
@@ -145,13 +152,14 @@ pub(crate) fn routes(app: &App, limit: Duration) -> Router<App> {
 }
 
 /// Paths that are taken, for who has routes of their own.
-pub(crate) const PATHS: [&str; 17] = [
+pub(crate) const PATHS: [&str; 18] = [
     "/",
     "/login",
     "/logout",
     "/preferences",
     "/tasks",
     "/tasks/bulk",
+    "/tasks/ended",
     "/dead",
     "/dead/bulk",
     "/methods",

@@ -6,16 +6,19 @@ use std::time::Duration;
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
-use redrive::gate::{Gate, GateState};
-use redrive::store::{Count, Exactness, MethodCount, Moment, Node, Overview, Paused};
+use redrive::gate::GateState;
+use redrive::saga::SagaState;
+use redrive::store::{ChannelState, Count, Exactness, MethodCount, Moment, Overview};
 use redrive::{Clock, Engine, Store, Timestamp};
 
 use crate::server::App;
+use crate::server::guards::{self, Guarded};
 use crate::server::problem::Answer;
 
 use super::chart::{Curve, curves};
 use super::fields::Fields;
 use super::html::{self, Html};
+use super::needs::{Need, Seen, needs};
 use super::visit::{Frame, Visit};
 use super::words::{Words, fill};
 
@@ -38,16 +41,6 @@ struct Page {
     is_new: bool,
 }
 
-/// Something that needs somebody.
-struct Need {
-    class: &'static str,
-    what: String,
-    why: String,
-    when: Option<Html>,
-    link: String,
-    do_it: &'static str,
-}
-
 struct Figure {
     class: &'static str,
     label: &'static str,
@@ -67,7 +60,7 @@ struct Row {
 
 /// What is counted.
 pub(super) struct Counts {
-    overview: Overview,
+    pub(super) overview: Overview,
     due: Count,
 }
 
@@ -78,27 +71,23 @@ impl Counts {
     }
 }
 
-/// What the page is made of.
-struct Seen {
-    counts: Arc<Counts>,
-    gates: Vec<Gate>,
-    nodes: Vec<Node>,
-    paused: Vec<Paused>,
-    troubles: Vec<&'static str>,
-    unowned: Count,
+/// As they are, or were a moment ago.
+pub(super) async fn counts(app: &App) -> redrive::Result<Arc<Counts>> {
+    app.memory.counts.get(&app.clock, Box::pin(Counts::find(app.store.clone(), app.clock.clone()))).await
 }
 
 pub(super) async fn show(State(app): State<App>, visit: Visit) -> Answer<Response> {
     let (f, now) = (visit.frame, app.clock.now());
     let store = &app.store;
-    let counts = app.memory.counts.get(&app.clock, Box::pin(Counts::find(store.clone(), app.clock.clone()))).await?;
+    let counts = counts(&app).await?;
     let (gates, nodes, paused) = tokio::try_join!(store.gates(), store.nodes(), store.paused())?;
     let (minutes, tens) = tokio::try_join!(store.history(now - HOUR, 1), store.history(now - DAY, 10))?;
     let groups = super::dead::groups(&app).await?;
     let exactness = if groups.all { Exactness::Exact } else { Exactness::AtLeast };
     let unowned = Count { n: groups.groups.iter().map(|group| group.unowned).sum(), exactness };
     let troubles = app.engine.as_ref().map(Engine::troubles).unwrap_or_default();
-    let seen = Seen { counts, gates, nodes, paused, troubles, unowned };
+    let (stuck, guards, channels) = beside(&app).await?;
+    let seen = Seen { counts, gates, nodes, paused, troubles, unowned, stuck, guards, channels };
     let page = Page {
         needs: needs(&seen, f.w, now),
         figures: figures(&seen, &minutes, f.w, now),
@@ -112,7 +101,20 @@ pub(super) async fn show(State(app): State<App>, visit: Visit) -> Answer<Respons
     Ok(f.show(&page))
 }
 
-const HOUR: Duration = Duration::from_secs(3600);
+/// What else may need somebody: sagas that are stuck, rows of guarded tables, channels.
+async fn beside(app: &App) -> redrive::Result<(u64, Arc<Vec<Guarded>>, Vec<ChannelState>)> {
+    let guarded = app.clone();
+    let guards = Box::pin(async move { Ok(guards::all(&guarded).await.unwrap_or_default()) });
+    let guards = app.memory.guards.get(&app.clock, guards).await?;
+    let (sagas, mut channels) = tokio::try_join!(app.store.count_sagas(), app.store.channel_states())?;
+    let stuck = sagas.into_iter().find(|(state, _)| *state == SagaState::Stuck).map_or(0, |(_, n)| n);
+    let settings = app.settings();
+    let is_used = |name: &str| settings.notify.iter().any(|notify| notify.channels.contains_key(name));
+    channels.retain(|channel| is_used(&channel.name));
+    Ok((stuck, guards, channels))
+}
+
+pub(super) const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 pub(super) fn of_method(path: &str, method: &str) -> String {
@@ -128,82 +130,6 @@ fn row(count: &MethodCount) -> Row {
         link: of_method("/tasks", &count.method),
         dead_link: of_method("/dead", &count.method),
     }
-}
-
-/// What needs somebody, worst first.
-fn needs(seen: &Seen, w: &Words, now: Timestamp) -> Vec<Need> {
-    let mut all: Vec<Need> = seen.troubles.iter().map(|trouble| trouble_of(trouble, w)).collect();
-    all.extend(seen.gates.iter().filter(|gate| gate.effective() != GateState::Closed).map(|gate| open_gate(gate, w)));
-    if seen.unowned.n > 0 {
-        let what = fill(w.need_dead, &[&html::count(seen.unowned)]);
-        let reasons = seen.counts.overview.dead_by_reason.iter();
-        let why = reasons.map(|(reason, n)| format!("{} {}", w.reason(*reason), html::count(*n))).collect::<Vec<_>>();
-        let (why, link) = (why.join(" · "), "/dead?owned=no".into());
-        all.push(Need { class: "bad", what, why, when: None, link, do_it: w.need_dead_do });
-    }
-    let alive: Vec<&Node> = seen.nodes.iter().filter(|node| !node.dead && !node.leaving).collect();
-    for method in seen.counts.overview.methods.iter().filter(|method| method.tasks.n > 0 && !method.paused) {
-        let name = &method.method;
-        let late = method.oldest_due.filter(|due| now.since(*due) >= LATE);
-        let is_handled = alive.iter().any(|node| node.registration.methods.contains(name));
-        let need = |what: &str, why: &str| Need {
-            class: "warn",
-            what: fill(what, &[name, &html::count(method.tasks)]),
-            why: why.to_owned(),
-            when: late.map(html::ago),
-            link: of_method("/tasks", name),
-            do_it: w.need_tasks_do,
-        };
-        match (is_handled, late) {
-            (false, _) => all.push(need(w.need_unhandled, w.need_unhandled_why)),
-            (true, Some(_)) => all.push(need(w.need_late, w.need_late_why)),
-            (true, None) => {}
-        }
-    }
-    all.extend(seen.paused.iter().map(|paused| paused_method(paused, w)));
-    let died = seen.nodes.iter().filter(|node| node.dead && !node.leaving && now.since(node.beat_at) < HOUR);
-    all.extend(died.map(|node| dead_node(node, w)));
-    all
-}
-
-fn trouble_of(trouble: &str, w: &Words) -> Need {
-    let what = w.need_trouble.to_owned();
-    Need { class: "bad", what, why: trouble.to_owned(), when: None, link: "/readyz".into(), do_it: w.need_trouble_do }
-}
-
-fn open_gate(gate: &Gate, w: &Words) -> Need {
-    let what = match (gate.held.is_some(), gate.effective()) {
-        (true, _) => w.need_gate_held,
-        (false, GateState::HalfOpen) => w.need_gate_half,
-        (false, _) => w.need_gate,
-    };
-    Need {
-        class: "bad",
-        what: fill(what, &[&gate.name]),
-        why: gate.why.clone().unwrap_or_default(),
-        when: Some(html::ago(gate.failing_since.unwrap_or(gate.changed_at))),
-        link: "/gates".into(),
-        do_it: w.need_gate_do,
-    }
-}
-
-fn paused_method(paused: &Paused, w: &Words) -> Need {
-    let why = paused.by.as_ref().map(|by| fill(w.need_paused_by, &[by])).unwrap_or_default();
-    let what = fill(w.need_paused, &[&paused.method]);
-    Need {
-        class: "warn",
-        what,
-        why,
-        when: Some(html::ago(paused.since)),
-        link: "/methods".into(),
-        do_it: w.need_paused_do,
-    }
-}
-
-fn dead_node(node: &Node, w: &Words) -> Need {
-    let what = fill(w.need_node, &[&node.registration.name]);
-    let (why, when) = (w.need_node_why.to_owned(), Some(html::ago(node.beat_at)));
-    Need { class: "warn", what, why, when, link: "/nodes".into(), do_it: w.need_node_do }
 }
 
 fn figures(seen: &Seen, minutes: &[Moment], w: &Words, now: Timestamp) -> Vec<Figure> {

@@ -99,7 +99,13 @@ fn change_link(path: &str) -> String {
 
 /// As a person would type it: texts bare, the rest as JSON.
 fn text(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+    value.as_str().map_or_else(|| value.to_string(), |text| in_days(text).unwrap_or_else(|| text.to_owned()))
+}
+
+/// `90d` rather than `2months 29days 2h 52m 48s`.
+fn in_days(text: &str) -> Option<String> {
+    let time = humantime::parse_duration(text).ok().filter(|_| text.contains("month") || text.contains("year"))?;
+    (time.as_secs() % 86_400 == 0).then(|| format!("{}d", time.as_secs() / 86_400))
 }
 
 /// What a person typed: JSON if it is any, else a text, as on the command line.

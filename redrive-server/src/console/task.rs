@@ -18,6 +18,7 @@ use crate::server::App;
 use crate::server::problem::{Answer, Problem};
 
 use super::chart;
+use super::ended::way;
 use super::html::{self, Html};
 use super::policy;
 use super::tasks::{attempts, of_business, state, tag};
@@ -105,9 +106,7 @@ impl Place {
         match self {
             Self::Live(task) => state(task, now, w),
             Self::Dead(letter) => tag("bad", &format!("{}: {}", w.state_dead, w.reason(letter.reason))),
-            Self::Ended(entry) => {
-                tag(if entry.ended_as == EndedAs::Done { "good" } else { "" }, w.ended(entry.ended_as))
-            }
+            Self::Ended(entry) => way(entry.ended_as, w),
         }
     }
 }

@@ -170,9 +170,16 @@ words! {
     need_gate: "The gate of {0} is open: its tasks are held back", "{0} 的闸门已打开：其任务被暂缓";
     need_gate_half: "The gate of {0} is trying a few tasks", "{0} 的闸门正在用少量任务试探";
     need_gate_held: "The gate of {0} is held by a person", "{0} 的闸门被人工保持";
+    need_gate_n: "tasks that wait: {0}", "{0} 个任务在等待";
     need_gate_do: "Gates", "闸门";
     need_dead: "Dead letters that wait for somebody: {0}", "{0} 条死信等待处理";
     need_dead_do: "Look at them", "查看";
+    need_stuck: "Sagas that are stuck: {0}", "{0} 个长事务卡住";
+    need_stuck_why: "They cannot go on, nor back, without a person.", "没有人工介入，它们无法前进也无法回退。";
+    need_rows: "{0}: rows that need people: {1}", "{0}：{1} 行数据需要人工处理";
+    need_guard: "{0} is not guarded just now", "{0} 目前未受守护";
+    need_channel: "The channel {0} fails; times in a row: {1}", "通知渠道 {0} 连续失败 {1} 次";
+    need_channel_do: "Channels", "通知渠道";
     need_unhandled: "{0}: no node handles this method; tasks that wait: {1}", "{0}：没有节点处理此方法；{1} 个任务在等待";
     need_unhandled_why: "Start a process that handles it, or cancel them.", "请启动能处理它的进程，或取消这些任务。";
     need_late: "{0} is behind; its tasks: {1}", "{0} 已积压；{1} 个任务";
@@ -190,7 +197,7 @@ words! {
     rate_failed: "Failed attempts", "失败尝试";
     per_minute: "per minute", "每分钟";
     due_now: "Due now", "当前到期";
-    oldest: "the oldest", "最早";
+    oldest: "oldest", "最早";
     waiting: "Waiting", "等待中";
     running_n: "{0} running", "{0} 个执行中";
     dead: "Dead letters", "死信";
@@ -207,6 +214,12 @@ words! {
     no_methods: "There are no tasks and no dead letters.", "没有任务，也没有死信。";
 
     // Tasks.
+    tasks_live: "waiting or running", "等待或执行中";
+    tasks_ended: "ended", "已结束";
+    ended_lead: "What has ended and is kept: by its policy, or because a person closed it. Newest first.", "已结束且被保留的任务：按策略保留，或由人工关闭。最新的在前。";
+    ended_how: "How", "结果";
+    no_ended: "Nothing that has ended is kept. Tasks are kept whose policy says so, and dead letters that people close:",
+        "没有保留已结束的任务。策略要求保留的任务，以及人工关闭的死信，会显示在这里：";
     tasks_lead: "What waits or runs, newest first. What has died is among the dead letters.", "等待或执行中的任务，最新的在前。已死亡的任务见死信。";
     filter: "Filter", "筛选";
     search: "Search", "搜索";
@@ -364,7 +377,6 @@ words! {
         "尚未执行。将分批进行；离开页面即在当前批次后停止。";
     bulk_rate: "At most so many a second", "每秒最多";
     bulk_rate_none: "as many as go", "不限";
-    bulk_go: "Do it", "执行";
     bulk_no: "Go back", "返回";
     bulk_back: "To the list", "回到列表";
     bulk_progress: "Progress", "进度";
@@ -456,8 +468,10 @@ words! {
     goes_on: "Goes on by itself", "自动继续";
     id_begins: "Id begins with", "编号开头";
     stuck_lead: "It cannot go on, nor back, without you.", "没有人工介入，它无法前进也无法回退。";
-    saga_buttons: "Retry: what waits or was given up is tried now. Compensate: what was done is undone. Forward: it goes on instead of back.",
-        "重试：立即执行等待或已放弃的步骤。补偿：撤销已完成的步骤。前进：改为继续而非回退。";
+    hint_retry: "Retry: what waits or was given up is tried now.", "重试：立即执行等待或已放弃的步骤。";
+    hint_compensate: "Compensate: what was done is undone.", "补偿：撤销已完成的步骤。";
+    hint_forward: "Forward: it goes on instead of back.", "前进：改为继续而非回退。";
+    hint_kill: "Kill: it ends as it is.", "终止：保持现状并结束。";
     compensate_now: "Compensate now", "立即补偿";
     sure_compensate: "Undo all that was done?", "撤销所有已完成的步骤？";
     go_forward: "Go forward", "改为前进";
@@ -564,6 +578,11 @@ words! {
     err_other: "other", "其他";
     row: "Row", "数据行";
     no_rows: "No row is in this state:", "没有处于此状态的行：";
+    of_start_time: "Failing since", "首次异常时间";
+    of_retry_count: "Retries", "已重试次数";
+    of_next_retry: "Next retry", "下次自动重试";
+    of_notify_count: "People told", "已通知次数";
+    of_next_remind: "Told again", "下次提醒人工";
     rows_hidden: "Rows are shown to operators and admins.", "数据行仅对操作员和管理员可见。";
     page_back: "Back", "上一页";
     page_on: "On", "下一页";
@@ -661,7 +680,7 @@ words! {
     channel_last_failed: "Last failed", "最近失败";
     channel_rests: "Rests until", "暂停至";
     channel_waiting: "Waiting", "待发送";
-    channel_waiting_n: "{0} notices, {1} reminders", "{0} 条通知，{1} 条提醒";
+    channel_waiting_n: "notices: {0} · reminders: {1}", "{0} 条通知，{1} 条提醒";
     channel_digest: "One message at the most in", "消息最短间隔";
     channel_remind: "Reminders first after", "首次再提醒间隔";
     channel_test: "Send a test", "发送测试";

@@ -61,7 +61,13 @@ for (let text = texts.nextNode(); text; text = texts.nextNode()) {
 
 // A phone: nothing sticks out, and what is pressed is large enough.
 if (innerWidth < 500) {
-  if (document.documentElement.scrollWidth > innerWidth) wrong.push(`it is ${document.documentElement.scrollWidth} wide`);
+  const room = document.documentElement.clientWidth;
+  if (document.documentElement.scrollWidth > room) {
+    wrong.push(`it is ${document.documentElement.scrollWidth} wide`);
+    const inside = (element) => element.closest(".scroll, .menu, .tabs");
+    for (const element of document.body.querySelectorAll("*")) if (!inside(element) && element.getBoundingClientRect().right > room) say("it sticks out", element);
+  }
+  for (const table of document.querySelectorAll("table.cards")) if (table.offsetWidth > table.parentElement.clientWidth || table.scrollWidth > table.offsetWidth) say("a table is cut off", table);
   for (const button of document.querySelectorAll("button, .button, select")) {
     if (shown(button) && button.getBoundingClientRect().height < 43.5) say("too small for a finger", button);
   }

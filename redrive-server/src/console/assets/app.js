@@ -8,7 +8,14 @@ times.start();
 live.start();
 bulk.start();
 prepare();
+showHere();
+window.addEventListener("resize", showHere);
 document.getElementById("main").addEventListener("fresh", prepare);
+
+// Where one is, in a menu that is wider than the screen.
+function showHere() {
+  document.querySelector(".menu [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+}
 
 function prepare() {
   for (const part of document.querySelectorAll("[data-script]")) part.hidden = false;

@@ -8,6 +8,8 @@ const whole = new Intl.DateTimeFormat(lang, { dateStyle: "medium", timeStyle: "m
 const exact = new Intl.DateTimeFormat(lang, { dateStyle: "full", timeStyle: "long", hourCycle: "h23" });
 const clock = new Intl.DateTimeFormat(lang, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const seconds = new Intl.DateTimeFormat(lang, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const sameDay = (time) => time.toDateString() === new Date(Date.now() + ahead).toDateString();
+const when = (time) => (sameDay(time) ? seconds : whole).format(time); // what is of today needs no date
 const units = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
 
 function ago(time) {
@@ -24,7 +26,7 @@ export function show(below = document) {
     const time = new Date(element.dateTime);
     if (!element.title) element.title = exact.format(time);
     const shown = element.dataset.show;
-    put(element, shown === "ago" ? ago(time) : shown === "at" ? whole.format(time) : `${whole.format(time)} · ${ago(time)}`);
+    put(element, shown === "ago" ? ago(time) : shown === "at" ? when(time) : `${when(time)} · ${ago(time)}`);
   }
   for (const element of below.querySelectorAll("text[data-time]")) put(element, (element.dataset.exact ? seconds : clock).format(Number(element.dataset.time)));
 }

@@ -1,100 +1,17 @@
-//! A server, somebody's browser, and a service that is called: all real, all of this test's own.
+//! Somebody's browser: Chromium, driven by its own driver.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::http::Method;
 use fantoccini::wd::{Capabilities, WebDriverCompatibleCommand};
 use fantoccini::{Client, ClientBuilder, Locator};
 use hyper_util::client::legacy::connect::HttpConnector;
-use redrive::Store;
 use serde_json::{Value, json};
 
-/// A server of one's own; stopped with this.
-pub struct Server {
-    child: Child,
-    pub url: String,
-    pub token: String,
-    dir: tempfile::TempDir,
-}
-
-impl Server {
-    pub fn start() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let settings = "[http]\nallow = ['127.0.0.0/8']\n[defaults]\nbackoff = { fixed = '300ms' }\njitter = 'none'";
-        std::fs::write(dir.path().join("redrive.toml"), settings).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
-        command.args(["serve", "--listen", "127.0.0.1:0"]).current_dir(dir.path()).env_remove("REDRIVE_DATABASE");
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let line = lines.find(|line| line.contains("API:")).unwrap();
-        let url = line.split_whitespace().nth(1).unwrap().trim_end_matches("/api/v1").to_owned();
-        let line = lines.find(|line| line.contains("token:")).unwrap();
-        let token = line.split_whitespace().nth(1).unwrap().to_owned();
-        Self { child, url, token, dir }
-    }
-
-    pub async fn store(&self) -> Store {
-        Store::open(&format!("sqlite://{}", self.dir.path().join("redrive.db").display())).await.unwrap()
-    }
-
-    /// Enqueues by the API; the new task's id.
-    pub fn enqueue(&self, task: &Value) -> String {
-        let body = task.to_string();
-        let host = self.url.trim_start_matches("http://");
-        let mut stream = TcpStream::connect(host).unwrap();
-        let head = format!(
-            "POST /api/v1/tasks HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\nauthorization: Bearer {}",
-            self.token
-        );
-        write!(stream, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let answer = answer.split_once("\r\n\r\n").unwrap().1;
-        let answer: Value = serde_json::from_str(answer).unwrap();
-        answer["id"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        _ = self.child.kill();
-        _ = self.child.wait();
-    }
-}
-
-/// A service that is down until it is mended.
-pub struct Target {
-    pub url: String,
-    works: Arc<AtomicBool>,
-}
-
-impl Target {
-    pub fn down() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let works = Arc::new(AtomicBool::new(false));
-        let is_up = works.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let (mut stream, mut part) = (stream.unwrap(), [0; 4096]);
-                _ = stream.read(&mut part).unwrap();
-                let status = if is_up.load(Ordering::Acquire) { "200 OK" } else { "503 Service Unavailable" };
-                _ = write!(stream, "HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-            }
-        });
-        Self { url, works }
-    }
-
-    pub fn mend(&self) {
-        self.works.store(true, Ordering::Release);
-    }
-}
+use crate::support::Server;
 
 /// A browser; closed with this.
 pub struct Browser {
@@ -129,13 +46,20 @@ impl Browser {
         let port = started.trim_end_matches('.').rsplit(' ').next().unwrap().to_owned();
         std::thread::spawn(move || lines.for_each(drop)); // or it would wait for somebody to read
         let language = format!("--accept-lang={language}");
-        let arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,900", &language];
+        let arguments = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--window-size=1280,900",
+            &language,
+        ];
         let mut wanted = Capabilities::new();
         wanted.insert("goog:chromeOptions".into(), json!({ "args": arguments }));
         wanted.insert("goog:loggingPrefs".into(), json!({ "browser": "ALL" }));
         let mut builder = ClientBuilder::new(HttpConnector::new());
         let page = builder.capabilities(wanted).connect(&format!("http://127.0.0.1:{port}")).await.unwrap();
-        Self { driver, page, server: server.url.clone() }
+        Self { driver, page, server: server.url() }
     }
 
     pub async fn log_in(&self, token: &str) {
@@ -192,10 +116,20 @@ impl Browser {
     /// A picture of the whole page, if somebody wants pictures (REDRIVE_TEST_SCREENSHOTS, a directory).
     pub async fn picture(&self, name: &str) {
         let Ok(dir) = std::env::var("REDRIVE_TEST_SCREENSHOTS") else { return };
+        // What sticks to the edge of a window would lie in the middle of the picture.
+        self.js("document.querySelectorAll('.bar').forEach((bar) => { bar.style.position = 'static'; })").await;
         let taken = self.devtools("Page.captureScreenshot", json!({ "captureBeyondViewport": true })).await;
         let png = base64::Engine::decode(&base64::prelude::BASE64_STANDARD, taken["data"].as_str().unwrap()).unwrap();
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(std::path::Path::new(&dir).join(format!("{name}.png")), png).unwrap();
+    }
+
+    /// Presses Tab.
+    pub async fn tab(&self) {
+        for kind in ["rawKeyDown", "keyUp"] {
+            let key = json!({ "type": kind, "key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9 });
+            self.devtools("Input.dispatchKeyEvent", key).await;
+        }
     }
 
     /// What the browser complained of: errors of scripts, and what the policy forbids.
@@ -220,5 +154,5 @@ impl Drop for Browser {
     }
 }
 
-/// How long somebody would wait for a page.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a story may take, with all its pages, on a machine that is busy.
+pub const PATIENCE: Duration = Duration::from_secs(300);

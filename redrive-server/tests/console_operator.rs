@@ -1,17 +1,19 @@
 //! The console's pages of methods, sagas, guards, nodes, settings, audit and channels, as a browser without scripts meets them: a real
 //! server, a real business table, services that answer or do not.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+#[allow(dead_code, reason = "shared by several tests")]
+mod support;
 
 use axum::http::StatusCode;
 use axum::routing::any;
+use redrive::Lane;
 use redrive::gate::Hold;
 use redrive::store::{AuditFilter, AuditOutcome, Audited, GateAction, Registration, Role};
-use redrive::{Lane, Store};
-use serde_json::{Value, json};
+use serde_json::json;
 use sqlx::Connection as _;
+
+use support::Server;
+use support::visitor::Visitor;
 
 /// What must be shown as text everywhere.
 const MARKUP: &str = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&";
@@ -19,56 +21,6 @@ const MARKUP: &str = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 const NAME: &str = "<img src=x onerror=alert(2)>\"'&";
 /// What viewers must not see.
 const SECRET: &str = "of-the-customer-4711";
-
-/// A server of one's own; stopped with this.
-struct Server {
-    child: Child,
-    address: String,
-    token: String,
-    dir: tempfile::TempDir,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        _ = self.child.kill();
-        _ = self.child.wait();
-    }
-}
-
-/// An answer.
-struct Answer {
-    status: u16,
-    head: String,
-    body: String,
-}
-
-impl Answer {
-    fn header(&self, name: &str) -> &str {
-        self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).unwrap_or_default()
-    }
-
-    fn has(&self, text: &str) -> bool {
-        self.body.contains(text)
-    }
-
-    /// What a form of this page sends along.
-    fn csrf(&self) -> &str {
-        self.body.split("name=\"csrf\" value=\"").nth(1).expect("a form").split('"').next().unwrap()
-    }
-}
-
-/// Somebody's cookies, and what their forms send along.
-#[derive(Clone, Default)]
-struct Browser {
-    cookies: String,
-    csrf: String,
-}
-
-impl Browser {
-    fn in_chinese(&self) -> Self {
-        Self { cookies: format!("{}; redrive_lang=zh", self.cookies), ..self.clone() }
-    }
-}
 
 /// A service: `/ok` answers with a secret and markup, `/hook` takes messages, everything else fails.
 async fn service() -> u16 {
@@ -84,7 +36,7 @@ async fn service() -> u16 {
 }
 
 impl Server {
-    async fn start() -> Self {
+    async fn staged() -> Self {
         let (dir, port) = (tempfile::tempdir().unwrap(), service().await);
         let shop = dir.path().join("shop.db").display().to_string();
         shop_of(&shop).await;
@@ -98,16 +50,7 @@ impl Server {
              [notify.channels.works]\ntype = 'webhook'\nurl = 'http://127.0.0.1:{port}/hook'\n\
              [notify.channels.fails]\ntype = 'webhook'\nurl = 'http://127.0.0.1:{port}/bad'\n"
         );
-        std::fs::write(dir.path().join("redrive.toml"), settings).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
-        command.args(["serve", "--listen", "127.0.0.1:0"]).current_dir(dir.path()).env_remove("REDRIVE_DATABASE");
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let line = lines.find(|line| line.contains("API:")).unwrap();
-        let address = line.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
-        let line = lines.find(|line| line.contains("token:")).unwrap();
-        let token = line.split_whitespace().nth(1).unwrap().to_owned();
-        let server = Self { child, address, token, dir };
+        let server = Self::start_in(dir, &settings);
         server.fill(port).await;
         server
     }
@@ -125,16 +68,12 @@ impl Server {
         store.register(&node, now).await.unwrap();
         let to = |path: &str| json!({ "url": format!("http://127.0.0.1:{port}{path}") });
         let once = json!({ "max_attempts": 1 });
-        self.api(
-            "/sagas",
-            &json!({ "id": "stuck-1", "input": { "card": SECRET }, "saga": { "name": "book-trip", "steps": [
+        self.begin(&json!({ "id": "stuck-1", "input": { "card": SECRET }, "saga": { "name": "book-trip", "steps": [
                 { "name": "hotel", "do": to("/ok"), "undo": to("/bad"), "undo_policy": once },
                 { "name": "flight", "after": ["hotel"], "do": to("/bad"), "undo": to("/ok"), "policy": once },
-            ] } }),
-        );
+            ] } }));
         for id in ["wait-1", "wait-2", "wait-3", MARKUP] {
-            self.api(
-                "/sagas",
+            self.begin(
                 &json!({ "id": id, "input": { "card": SECRET }, "saga": { "name": format!("order {NAME}"), "steps": [
                     { "name": "hold", "do": to("/ok"), "undo": to("/ok") },
                     { "name": format!("paid {NAME}"), "kind": { "wait_for": { "signal": "paid" } }, "after": ["hold"] },
@@ -143,6 +82,11 @@ impl Server {
         }
         self.until(|| async { self.state("stuck-1").await == "stuck" && self.state("wait-3").await == "waiting" })
             .await;
+    }
+
+    fn begin(&self, saga: &serde_json::Value) {
+        let answer = self.api("POST", "/sagas", saga);
+        assert_eq!(answer.status, 201, "{}", answer.body);
     }
 
     async fn until<F: Future<Output = bool>>(&self, holds: impl Fn() -> F) {
@@ -158,85 +102,9 @@ impl Server {
         self.store().await.saga(saga).await.unwrap().map(|saga| saga.summary.state.to_string()).unwrap_or_default()
     }
 
-    async fn store(&self) -> Store {
-        Store::open(&format!("sqlite://{}", self.dir.path().join("redrive.db").display())).await.unwrap()
-    }
-
     async fn audits(&self, action: &str) -> Vec<Audited> {
         let filter = AuditFilter { action: Some(action.into()), ..AuditFilter::default() };
         self.store().await.audits(&filter, 10).await.unwrap()
-    }
-
-    fn api(&self, path: &str, body: &Value) {
-        let (token, body) = (&self.token, body.to_string());
-        let answer = self.ask(&format!(
-            "POST /api/v1{path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\nauthorization: Bearer {token}\r\n\
-             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-            self.address,
-            body.len()
-        ));
-        assert_eq!(answer.status, 201, "{}", answer.body);
-    }
-
-    fn ask(&self, request: &str) -> Answer {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).unwrap();
-        let answer = String::from_utf8(answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        Answer { status, head: head.to_owned(), body: body.to_owned() }
-    }
-
-    fn get(&self, who: &Browser, path: &str) -> Answer {
-        let (address, cookies) = (&self.address, &who.cookies);
-        self.ask(&format!(
-            "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\naccept: text/html\r\ncookie: {cookies}\r\n\r\n"
-        ))
-    }
-
-    fn post(&self, who: &Browser, path: &str, form: &[(&str, &str)]) -> Answer {
-        let mut body = url::form_urlencoded::Serializer::new(String::new());
-        body.append_pair("csrf", &who.csrf).extend_pairs(form);
-        let (body, address, cookies) = (body.finish(), &self.address, &who.cookies);
-        self.ask(&format!(
-            "POST {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncookie: {cookies}\r\n\
-             content-type: application/x-www-form-urlencoded\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        ))
-    }
-
-    /// Does something that goes well, and gives the page that says so.
-    fn does(&self, who: &Browser, path: &str, form: &[(&str, &str)]) -> Answer {
-        let done = self.post(who, path, form);
-        assert_eq!(done.status, 303, "{path}: {}", done.body);
-        let said = done.header("set-cookie").split(';').next().unwrap().to_owned();
-        let page = self.get(
-            &Browser { cookies: format!("{}; {said}", who.cookies), ..who.clone() },
-            done.header("location").split('#').next().unwrap(),
-        );
-        assert!(page.status == 200 && page.has("role=\"status\""), "{path}: {}", page.body);
-        page
-    }
-
-    fn log_in(&self, token: &str) -> Browser {
-        let answer = self.post(&Browser::default(), "/login", &[("token", token), ("next", "/")]);
-        assert_eq!(answer.status, 303, "{}", answer.body);
-        let cookies = answer.header("set-cookie").split(';').next().unwrap().to_owned();
-        Browser { cookies, csrf: String::new() }
-    }
-
-    fn admin(&self) -> Browser {
-        let who = self.log_in(&self.token);
-        let csrf = self.get(&who, "/channels").csrf().to_owned();
-        Browser { csrf, ..who }
-    }
-
-    async fn somebody(&self, role: Role) -> Browser {
-        let store = self.store().await;
-        let made = store.create_token("eve", role, None, "test", store.now().await.unwrap()).await.unwrap();
-        self.log_in(made.secret.reveal())
     }
 }
 
@@ -257,15 +125,24 @@ async fn shop_of(path: &str) {
 
 const GUARD: &str = "/guards/bills%20%3Cb%3Ex%3C%2Fb%3E";
 /// All pages; those that viewers may not see; those that only admins may.
-const PAGES: [&str; 8] =
-    ["/methods", "/sagas", "/sagas?state=waiting", "/sagas/stuck-1", "/sagas/wait-1", "/guards", "/nodes", "/channels"];
+const PAGES: [&str; 9] = [
+    "/",
+    "/methods",
+    "/sagas",
+    "/sagas?state=waiting",
+    "/sagas/stuck-1",
+    "/sagas/wait-1",
+    "/guards",
+    "/nodes",
+    "/channels",
+];
 const OF_OPERATORS: [&str; 2] = ["/settings", "/sagas/wait-1/kill"];
 const OF_ADMINS: [&str; 3] = ["/audit", "/audit?action=gate.", "/settings/change?path=defaults.max_attempts&value=7"];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_page_is_there_in_both_languages_and_shows_text_as_text() {
-    let server = Server::start().await;
-    let admin = server.admin();
+    let server = Server::staged().await;
+    let admin = server.admin_with_forms();
     let markup: String =
         url::form_urlencoded::byte_serialize(MARKUP.as_bytes()).collect::<String>().replace('+', "%20");
     let mut pages: Vec<String> =
@@ -304,8 +181,26 @@ async fn every_page_is_there_in_both_languages_and_shows_text_as_text() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_overview_names_all_that_needs_somebody() {
+    let server = Server::staged().await;
+    let page = server.get(&server.admin(), "/").body.replace("&#60;", "&lt;").replace("&#62;", "&gt;");
+    let needs = [
+        "The gate of host &lt;script&gt;",
+        "Sagas that are stuck: 1",
+        "bills &lt;b&gt;x&lt;/b&gt;: rows that need people: 2",
+        "broken is not guarded just now",
+        "pay &lt;script&gt;",
+    ];
+    for need in needs {
+        assert!(page.contains(need), "{need}: {page}");
+    }
+    let places: Vec<usize> = needs.iter().filter_map(|need| page.find(need)).collect();
+    assert!(places.is_sorted(), "worst first: {places:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_viewer_sees_no_buttons_and_no_business_data() {
-    let server = Server::start().await;
+    let server = Server::staged().await;
     let viewer = server.somebody(Role::Viewer).await;
     for page in PAGES.iter().chain([&GUARD]) {
         let shown = server.get(&viewer, page);
@@ -335,8 +230,8 @@ async fn a_viewer_sees_no_buttons_and_no_business_data() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_done_for_other_sites_or_for_viewers() {
-    let server = Server::start().await;
-    let (admin, viewer) = (server.admin(), server.somebody(Role::Viewer).await);
+    let server = Server::staged().await;
+    let (admin, viewer) = (server.admin_with_forms(), server.somebody(Role::Viewer).await);
     let row = format!("{GUARD}/rows/10/success");
     let paths = [
         "/methods/http/pause",
@@ -349,15 +244,15 @@ async fn nothing_is_done_for_other_sites_or_for_viewers() {
     ];
     for path in paths {
         let form = [("sure", "yes"), ("path", "defaults.max_attempts"), ("value", "7")];
-        let wrong = Browser { csrf: "wrong".into(), ..admin.clone() };
+        let wrong = Visitor { csrf: "wrong".into(), ..admin.clone() };
         let answer = server.post(&wrong, path, &form);
         assert!(answer.status == 403 && answer.has("session"), "{path}: {}", answer.body);
         assert_eq!(server.post(&viewer, path, &form).status, 403, "{path}");
-        assert_eq!(server.post(&Browser::default(), path, &form).status, 303, "{path}: to the log-in");
+        assert_eq!(server.post(&Visitor::default(), path, &form).status, 303, "{path}: to the log-in");
     }
     let operator = server.somebody(Role::Operator).await;
     let csrf = server.get(&operator, "/channels").csrf().to_owned();
-    let operator = Browser { csrf, ..operator };
+    let operator = Visitor { csrf, ..operator };
     let form = [("path", "defaults.max_attempts"), ("value", "7")];
     assert_eq!(server.post(&operator, "/settings", &form).status, 403);
     let done =
@@ -368,8 +263,8 @@ async fn nothing_is_done_for_other_sites_or_for_viewers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn methods_are_paused_and_gates_held() {
-    let server = Server::start().await;
-    let admin = server.admin();
+    let server = Server::staged().await;
+    let admin = server.admin_with_forms();
     let page = server.does(&admin, "/methods/http/pause", &[("note", MARKUP)]);
     assert!(page.has("http is paused.") && page.has("/methods/http/resume"), "{}", page.body);
     assert!(!server.does(&admin, "/methods/http/resume", &[]).has("/methods/http/resume"));
@@ -402,8 +297,8 @@ async fn methods_are_paused_and_gates_held() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn people_act_on_sagas() {
-    let server = Server::start().await;
-    let admin = server.admin();
+    let server = Server::staged().await;
+    let admin = server.admin_with_forms();
     let list = server.get(&admin, "/sagas");
     let (stuck, others) = (list.body.find("/sagas/stuck-1").unwrap(), list.body.find("/sagas/wait-1").unwrap());
     assert!(stuck < others, "what needs a person comes first");
@@ -442,8 +337,8 @@ async fn people_act_on_sagas() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_guarded_tables_are_shown_and_closed() {
-    let server = Server::start().await;
-    let admin = server.admin();
+    let server = Server::staged().await;
+    let admin = server.admin_with_forms();
     let page = server.get(&admin, "/guards");
     assert!(page.has("not guarded just now") && page.has("no_such_table"), "{}", page.body);
     let page = server.get(&admin, GUARD);
@@ -460,8 +355,8 @@ async fn rows_of_guarded_tables_are_shown_and_closed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_setting_is_looked_at_before_it_is_saved() {
-    let server = Server::start().await;
-    let admin = server.admin();
+    let server = Server::staged().await;
+    let admin = server.admin_with_forms();
     let change = "/settings/change?path=engine.scan_interval";
     let page = server.get(&admin, &format!("{change}&value=2s"));
     assert!(page.has("5s</del>") && page.has("2s</ins>") && page.has("id=\"save\""), "{}", page.body);
@@ -491,8 +386,8 @@ async fn a_setting_is_looked_at_before_it_is_saved() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn channels_are_tried_and_the_audit_is_read_page_by_page() {
-    let server = Server::start().await;
-    let admin = server.admin();
+    let server = Server::staged().await;
+    let admin = server.admin_with_forms();
     assert!(server.does(&admin, "/channels/works/test", &[]).has("works has taken the test message."));
     let failed = server.post(&admin, "/channels/fails/test", &[]);
     assert!(failed.status == 502 && failed.has("was not taken by fails") && failed.has("500"), "{}", failed.body);

@@ -1,0 +1,132 @@
+//! What tests of the server share: a server of one's own, asked over plain HTTP.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use redrive::Store;
+use redrive::store::Role;
+use serde_json::Value;
+
+pub mod visitor;
+
+/// `redrive serve` on a database in a directory of its own; stopped with this.
+pub struct Server {
+    child: Child,
+    pub address: String,
+    pub token: String,
+    dir: tempfile::TempDir,
+}
+
+impl Server {
+    /// With these settings in its file.
+    pub fn start(settings: &str) -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), settings)
+    }
+
+    /// In a directory that has something already.
+    pub fn start_in(dir: tempfile::TempDir, settings: &str) -> Self {
+        std::fs::write(dir.path().join("redrive.toml"), settings).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
+        command.args(["serve", "--listen", "127.0.0.1:0"]).current_dir(dir.path()).env_remove("REDRIVE_DATABASE");
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let line = lines.find(|line| line.contains("API:")).unwrap();
+        let address = line.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
+        let line = lines.find(|line| line.contains("token:")).unwrap();
+        let token = line.split_whitespace().nth(1).unwrap().to_owned();
+        Self { child, address, token, dir }
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn database(&self) -> String {
+        format!("sqlite://{}", self.path("redrive.db").display())
+    }
+
+    pub async fn store(&self) -> Store {
+        Store::open(&self.database()).await.unwrap()
+    }
+
+    /// A new token: its secret and its id.
+    pub async fn new_token(&self, name: &str, role: Role) -> (String, String) {
+        let store = self.store().await;
+        let made = store.create_token(name, role, None, "test", store.now().await.unwrap()).await.unwrap();
+        (made.secret.reveal().to_owned(), made.token.id)
+    }
+
+    /// Sends a request as it is.
+    pub fn ask(&self, request: &str) -> Answer {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let answer = String::from_utf8(answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        Answer { status, head: head.to_owned(), body: body.to_owned() }
+    }
+
+    /// Asks the API, as an admin.
+    pub fn api(&self, method: &str, path: &str, body: &Value) -> Answer {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        self.api_as(&self.token, method, &format!("/api/v1{path}"), "", &body)
+    }
+
+    /// Asks with a token and more headers, each with the end of its line.
+    pub fn api_as(&self, token: &str, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+        self.ask(&format!(
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\nauthorization: Bearer {token}\r\n{headers}content-length: {}\r\n\r\n{body}",
+            self.address,
+            body.len()
+        ))
+    }
+
+    /// A command of a person with this server: its code and all that it says.
+    pub fn cli(&self, args: &[&str]) -> (Option<i32>, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
+        command
+            .args(args)
+            .args(["--server", &self.url()])
+            .env("REDRIVE_TOKEN", &self.token)
+            .env("NO_PROXY", "127.0.0.1");
+        let said = command.current_dir(self.dir.path()).output().unwrap();
+        (said.status.code(), String::from_utf8([said.stdout, said.stderr].concat()).unwrap())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+/// What came back.
+pub struct Answer {
+    pub status: u16,
+    pub head: String,
+    pub body: String,
+}
+
+impl Answer {
+    /// Its name in small letters.
+    pub fn header(&self, name: &str) -> &str {
+        self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).unwrap_or_default()
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_default()
+    }
+
+    pub fn has(&self, text: &str) -> bool {
+        self.body.contains(text)
+    }
+}
