@@ -17,6 +17,7 @@ const TOP: f64 = 10.0;
 pub(super) struct Curve {
     /// `in`, `done`, `failed`, `dead`: see the style sheet.
     pub(super) class: &'static str,
+    /// Not a number: nothing is known of it, and nothing drawn.
     pub(super) points: Vec<f64>,
 }
 
@@ -66,7 +67,7 @@ fn path(points: &[f64], top: f64) -> String {
         let (x, y) = (LEFT + i as f64 * step, TOP + (1.0 - n / top) * (HEIGHT - TOP - BOTTOM));
         format!("{}{x:.1} {y:.1}", if i == 0 { 'M' } else { 'L' })
     };
-    points.iter().enumerate().map(place).collect()
+    points.iter().enumerate().filter(|(_, n)| !n.is_nan()).map(place).collect()
 }
 
 /// 1, 2 or 5 times a power of ten.

@@ -183,9 +183,18 @@ fn steps(moments: &[Moment], from: Timestamp, minutes: u32) -> Vec<Option<Moment
 
 fn rates(moments: &[Moment], from: Timestamp, minutes: u32, said: &str) -> Html {
     let steps = steps(moments, from, minutes);
+    // Nodes tell of a minute a little after it is over: until then nothing is drawn of it, rather than a fall to nothing.
+    let known = steps.len() - steps.iter().rev().take(2).take_while(|step| step.is_none()).count();
     let curve = |class, of: fn(&Moment) -> u64| Curve {
         class,
-        points: steps.iter().map(|step| step.as_ref().map_or(0, of) as f64 / f64::from(minutes)).collect(),
+        points: steps
+            .iter()
+            .enumerate()
+            .map(|(i, step)| match step {
+                None if i >= known => f64::NAN,
+                step => step.as_ref().map_or(0, of) as f64 / f64::from(minutes),
+            })
+            .collect(),
     };
     let all = [
         curve("in", |m| m.enqueued),

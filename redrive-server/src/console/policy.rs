@@ -14,7 +14,8 @@ const MOST_ADDED: u32 = 10_000;
 
 /// What it says, a sentence each, the most important first.
 pub(super) fn in_words(policy: &Policy, w: &Words) -> Vec<String> {
-    let mut all = vec![tries(policy, w), waits(policy, w)];
+    let mut all = vec![tries(policy, w)];
+    all.extend((policy.max_attempts != Some(1)).then(|| waits(policy, w)));
     let span = |time: Duration| duration(time, w);
     all.extend(policy.timeout.map(|time| fill(w.policy_timeout, &[&span(time)])));
     all.extend(policy.max_duration.map(|time| fill(w.policy_duration, &[&span(time)])));
@@ -107,7 +108,7 @@ mod tests {
         assert_eq!(said(&policy)[0], "Tries up to 5 times over about 30 s, then it is a dead letter.");
         assert_eq!(said(&policy)[1], "Waits 2 s, 4 s, 8 s … up to 10 min after a failure.");
         let policy = Policy { max_attempts: Some(1), on_exhausted: OnExhausted::Drop, ..Policy::default() };
-        assert!(said(&policy)[0].starts_with("Tries once, then it goes"), "{:?}", said(&policy));
+        assert!(said(&policy)[0].starts_with("Tries once, then it goes") && !said(&policy)[1].starts_with("Waits"), "{:?}", said(&policy));
         let ever = Policy { max_attempts: None, backoff: Backoff::fixed(Duration::from_secs(3)), ..Policy::default() };
         assert_eq!(said(&ever)[0], "Tries until it succeeds.");
         assert_eq!(said(&ever)[1], "Waits 3 s after each failure, and up to 1 s more by chance.");
