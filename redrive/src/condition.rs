@@ -8,9 +8,9 @@
 //! attempt has failed and is tried again. Why is logged, since that is mostly a mistake in the condition.
 //!
 //! *Invariants.* Conditions come over the API, so none may be able to end the process or to keep a thread busy for ever. Reading one
-//! takes a stack in proportion to its length, so it is read on a stack of its own and has at most [`LONGEST`] bytes; evaluating
-//! and dropping it takes one in proportion to its depth, which is at most [`DEEPEST`]; and loops within loops, each of which
-//! multiplies the work, are at most [`MOST_LOOPS`].
+//! takes a stack in proportion to its length, so it is read on a stack of its own and has at most 1,024 bytes; evaluating
+//! and dropping it takes one in proportion to its depth, which is at most 50; and loops within loops, each of which
+//! multiplies the work, are at most two.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
