@@ -384,3 +384,20 @@ proptest! {
         World::begin(case).run();
     }
 }
+
+#[test]
+fn a_pivot_that_is_being_undone_does_not_become_the_point_of_no_return() {
+    let step = json!({ "name": "s0", "kind": { "reserve": { "ttl": "5s", "when_up": "compensate" } }, "pivot": true,
+        "allow_irreversible": true });
+    let definition = json!({ "name": "s", "steps": [step], "compensate_with": {} });
+    let flow = Arc::new(Flow::new(serde_json::from_value(definition).unwrap()).unwrap());
+    let run = Work { step: Some("s0".into()), op: Op::Run, round: 1 };
+    let mut state = State::new(flow, Arc::new(Value::Null));
+    for event in [Event::Began, Event::Failed { work: run.clone(), refused: false, error: "?".into() }] {
+        state = advance(&state, Some(event), START).unwrap().state;
+    }
+    assert_eq!(state.word(), SagaState::Compensating);
+    let done = Event::Done { work: run, output: json!(1), by: Some("ada".into()) };
+    let Err(Illegal::Not(why)) = advance(&state, Some(done), START) else { panic!("it is being undone") };
+    assert!(why.contains("is being undone"), "{why}");
+}

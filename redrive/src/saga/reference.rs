@@ -281,7 +281,10 @@ impl Reference {
             StepKind::WaitFor { .. } => self.has_signal(i),
             StepKind::Call | StepKind::Reserve { .. } => true,
         };
-        (how == Open || how.has_failed()) && (is_up || by_person)
+        // Nobody can pass the point of no return while it is being undone.
+        let is_taken_back = self.steps[i].undo != No || self.whole != No;
+        let is_late = work.op == Op::Run && self.def(i).pivot && how.has_failed() && is_taken_back;
+        (how == Open || how.has_failed()) && (is_up || by_person) && !is_late
     }
 
     fn may_go_back(&self, why: &Why, to: Option<&str>, at: Timestamp) -> bool {

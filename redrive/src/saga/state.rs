@@ -264,6 +264,12 @@ impl State {
     }
 
     fn done(&mut self, work: &Work, output: &Value, at: Timestamp) -> Applied {
+        if self.is_pivot_being_undone(work) {
+            return Err(not(format!(
+                "{} is being undone: it cannot become the point of no return any more",
+                work.place()
+            )));
+        }
         let doing = self.doing(work)?;
         if !doing.is_open() {
             return Err(Illegal::Known);
@@ -283,6 +289,14 @@ impl State {
             (self.committed, self.back) = (true, None);
         }
         Ok(())
+    }
+
+    /// Whether this is the run of the pivot, which failed, and whose undo has begun. A person who calls it done now would have the saga
+    /// go forward over what is being taken back.
+    fn is_pivot_being_undone(&self, work: &Work) -> bool {
+        let pivot = self.place(work).filter(|i| self.flow.pivot == Some(*i) && work.op == Op::Run);
+        let step = pivot.and_then(|i| self.steps.get(i)).filter(|step| step.round == work.round);
+        step.is_some_and(|step| step.run.has_failed() && (step.undo != Doing::Idle || self.whole != Doing::Idle))
     }
 
     fn failed(&mut self, work: &Work, refused: bool, error: &str) -> Applied {
