@@ -333,8 +333,9 @@ impl Engine {
             return Ok(Written { id: answer.id, existed: answer.existed, to });
         }
         let id = task.id;
-        log_end(&task, &change);
+        let (tried, ended) = (task.clone(), change.clone());
         self.store().write_first_try(task, change, result, now).await?;
+        log_end(&tried, &ended); // not before: what could not be written has another end
         self.wake();
         Ok(Written { id, existed: false, to })
     }
