@@ -17,12 +17,12 @@ use crate::task::{Status, StopRequest, Task};
 use super::Store;
 use super::archive::{self, EndedAs, read_reason};
 use super::audit::{self, Record, check_by};
-use super::db::{Connection, Dialect, Row, query};
+use super::db::{Connection, Row, query};
 use super::insert::insert_once;
 use super::layout::{Archive, Tables};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
-use super::row::{Listed, column_list, joined_on, narrow, read_columns, time};
+use super::row::{Listed, column_list, joined_on, locked, narrow, read_columns, time};
 use super::settle_sql::delete_ids;
 
 /// A dead letter.
@@ -174,11 +174,7 @@ async fn read_letters(c: &mut Connection<'_>, ids: &[TaskId], lock: bool) -> sql
         return Ok(Vec::new());
     }
     let s = Listed::new(c.dialect(), &["id"], ids.iter().map(|id| vec![(*id).into()]).collect());
-    let lock = match c.dialect() {
-        Dialect::Postgres if lock => "FOR UPDATE OF t",
-        Dialect::MySql if lock => "FOR UPDATE",
-        _ => "",
-    };
+    let lock = if lock { locked(c.dialect()) } else { "" };
     let sql = format!(
         "SELECT {}, {COLUMNS} FROM {} {} ORDER BY t.id {lock}",
         column_list("t."),

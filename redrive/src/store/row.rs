@@ -479,6 +479,16 @@ pub(super) fn joined_on(dialect: Dialect, table: impl Display, on: &str) -> Stri
     }
 }
 
+/// Locks what a query reads of `t`, and nothing else of it. MySQL takes no lock on a list, and MariaDB has no `OF`: it passes
+/// over comments for MySQL 8.
+pub(super) fn locked(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Sqlite => "", // a transaction has the only writer
+        Dialect::Postgres => "FOR UPDATE OF t",
+        Dialect::MySql => "FOR UPDATE /*!80001 OF t */",
+    }
+}
+
 fn json<'q>(rows: &[Vec<Value<'_>>]) -> Value<'q> {
     let cell = |value: &Value<'_>| match value {
         Value::Int(v) => v.map_or_else(|| "null".to_owned(), |v| v.to_string()),

@@ -59,7 +59,7 @@ pub(super) async fn lock(c: &mut Connection<'_>) -> sqlx::Result<()> {
             c.script("SET LOCAL lock_timeout = '5min'; SELECT pg_advisory_xact_lock(7230531764420853)".into()).await
         }
         Dialect::MySql => {
-            let lock = "SELECT GET_LOCK(CONCAT('redrive_migrate_', LEFT(MD5(DATABASE()), 16)), 300)";
+            let lock = "SELECT GET_LOCK(CONCAT('redrive_migrate_', LEFT(SHA2(DATABASE(), 256), 16)), 300)";
             match c.row(query(lock)).await?.map(|row| row.columns().opt_int()).transpose()?.flatten() {
                 Some(1) => Ok(()),
                 _ => Err(sqlx::Error::Protocol("another node's migration did not end in 5 minutes".into())),
@@ -70,7 +70,7 @@ pub(super) async fn lock(c: &mut Connection<'_>) -> sqlx::Result<()> {
 
 pub(super) async fn unlock<T>(c: &mut Connection<'_>, result: sqlx::Result<T>) -> sqlx::Result<T> {
     if c.dialect() == Dialect::MySql {
-        c.row(query("SELECT RELEASE_LOCK(CONCAT('redrive_migrate_', LEFT(MD5(DATABASE()), 16)))")).await?;
+        c.row(query("SELECT RELEASE_LOCK(CONCAT('redrive_migrate_', LEFT(SHA2(DATABASE(), 256), 16)))")).await?;
     }
     result
 }

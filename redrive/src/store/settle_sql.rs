@@ -17,7 +17,8 @@ use super::db::{Connection, Dialect, Query, Value, query};
 use super::key::Keys;
 use super::layout::{Table, Tables};
 use super::row::{
-    ALIKE, Listed, alike, insert_rows, joined, joined_on, stop_request, stored_history, write_task, written_columns,
+    ALIKE, Listed, alike, insert_rows, joined, joined_on, locked, stop_request, stored_history, write_task,
+    written_columns,
 };
 use super::settle::Settle;
 
@@ -181,11 +182,7 @@ pub(super) async fn survivors(
 
 pub(super) fn survivors_query<'q>(dialect: Dialect, settles: &[&Settle], hold: Held, lock: bool) -> Query<'q> {
     let s = cas_list(dialect, settles);
-    let lock = match dialect {
-        Dialect::Postgres if lock => "FOR UPDATE OF t",
-        Dialect::MySql if lock => "FOR UPDATE",
-        _ => "", // SQLite's transaction has the only writer
-    };
+    let lock = if lock { locked(dialect) } else { "" };
     let (source, held) = (&s.source, hold.condition());
     let table = joined_on(dialect, hold.table, same());
     let sql = format!("SELECT t.id, t.cancel_requested FROM {source} {table} WHERE {held} {lock}");
