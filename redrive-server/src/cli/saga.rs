@@ -121,7 +121,7 @@ const COLUMNS: &[Column] = &[
     ("id", |saga, _| short(saga, "id")),
     ("name", |saga, _| short(saga, "name")),
     ("state", |saga, _| text(saga, "state").replace('_', " ")),
-    ("for", |saga, now| when(saga, "since", now)),
+    ("since", |saga, now| when(saga, "since", now)),
     ("started", |saga, now| when(saga, "created_at", now)),
     ("goes on", |saga, now| when(saga, "look_at", now)),
 ];

@@ -11,8 +11,8 @@ use super::out::{Column, Out, short, text, when};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
-    /// Show settings: as they hold on the server that answers or, without one, by the file and the environment here. Secrets
-    /// are masked.
+    /// Show settings: as they hold on the server that answers or, without one, by the file and the environment here. Of
+    /// defaults and methods only what was said is there, not what is built in. Secrets are masked.
     Get {
         /// One of them, or what several begin with: defaults.max_attempts, retention.
         path: Option<String>,
