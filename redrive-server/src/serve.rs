@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use redrive::store::Role;
 use redrive::{Engine, LogFormat, Settings, Store};
@@ -85,7 +86,8 @@ pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
     say!("  stop with Ctrl-C");
     let stopped = CancellationToken::new();
     let answering = tokio::spawn(server.run(stopped.clone().cancelled_owned()));
-    say!("{}: stopping", signals.next().await);
+    let first = signals.next().await;
+    say!("{first}: stopping");
     let stopping = async {
         stopped.cancel();
         tokio::join!(engine.stop(), guards.stop());
@@ -94,7 +96,7 @@ pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
     };
     tokio::select! {
         () = stopping => say!("stopped"),
-        again = signals.next() => say!("{again}: stopped at once"),
+        again = signals.next_wish() => say!("{again}: stopped at once"),
     }
     Ok(())
 }
@@ -106,12 +108,15 @@ pub(crate) async fn first_token(store: &Store, listen: SocketAddr) -> anyhow::Re
     }
     anyhow::ensure!(
         listen.ip().is_loopback(),
-        "there is no token yet, so it answers on loopback addresses only; make one with `redrive token create NAME --role \
-         admin`, then listen on {listen}"
+        "there is no token yet, so it answers on loopback addresses only; make one in the same database with `redrive token \
+         create NAME --role admin` (--database, if it was named here), then listen on {listen}"
     );
     let made = store.create_token("admin", Role::Admin, None, "first start", store.now().await?).await?;
     Ok(Some(made.secret.reveal().to_owned()))
 }
+
+/// Signals that come within this time are one wish.
+const ONE_WISH: Duration = Duration::from_millis(300);
 
 /// Ctrl-C (SIGINT) and, where there is one, SIGTERM. Made before anybody is told that it may be pressed: until then a
 /// signal ends the process.
@@ -132,6 +137,18 @@ impl StopSignals {
             #[cfg(unix)]
             terminate: signal(SignalKind::terminate())?,
         })
+    }
+
+    /// Waits for the next one that is a wish of its own. What stops a process may well signal it twice, itself and its
+    /// group: what comes with the first one belongs to it.
+    async fn next_wish(&mut self) -> &'static str {
+        _ = tokio::time::timeout(ONE_WISH, async {
+            loop {
+                self.next().await;
+            }
+        })
+        .await;
+        self.next().await
     }
 
     /// Waits for the next one; its name.

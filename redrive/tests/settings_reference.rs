@@ -126,6 +126,21 @@ fn the_reference_is_as_the_source_says() {
     );
 }
 
+/// One that cannot is known, but wants another value than this one.
+#[test]
+fn every_setting_can_be_said_by_a_variable() {
+    for (section, _, file, name) in SECTIONS.iter().filter(|(section, ..)| *section != "http.gate.breaker") {
+        let source = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+        for field in fields(&source, name).iter().filter(|field| field.name != "policy") {
+            let path = if section.is_empty() { field.name.clone() } else { format!("{section}.{}", field.name) };
+            let variable = format!("REDRIVE_{}", path.to_uppercase().replace('.', "__"));
+            let said = redrive::Settings::parse("", std::iter::once((variable.clone(), "?".to_owned())));
+            let said = said.map_or_else(|e| e.to_string(), |_| String::new());
+            assert!(!said.contains("is not a setting"), "{variable}: {said}");
+        }
+    }
+}
+
 #[test]
 fn every_top_field_has_its_section() {
     let source = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/settings.rs")).unwrap();

@@ -3,7 +3,7 @@
 //! Both take the same requests and give the same answers. Without a server the router is called as a function: there is no
 //! socket and no token, and whoever can open the database may do everything, under the name that they give.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -18,9 +18,9 @@ use serde_json::{Map, Value};
 use tower::ServiceExt as _;
 use url::Url;
 
-use super::Config;
 use super::failure::Failure;
 use super::out::Out;
+use super::{Config, DEFAULT, DEFAULT_FILE};
 use crate::server::{API, App, Caller};
 
 /// A server that is not there is noticed after this.
@@ -69,7 +69,15 @@ impl Where {
                 Err(Failure::invalid("a token is for a server: name it with --server").into())
             }
             Some(server) => Ok(Api::Server(Server::new(&server, self.token()?)?)),
-            None => Ok(Api::Here(Here::new(self.settings()?, self.name()).await?)),
+            None => {
+                let settings = self.settings()?;
+                // A look must not make a database in whatever directory this is.
+                if settings.database.as_str() == DEFAULT && self.database.is_none() && !Path::new(DEFAULT_FILE).exists()
+                {
+                    return Err(Failure::new(Failure::UNREACHABLE, NOWHERE).into());
+                }
+                Ok(Api::Here(Here::new(settings, self.name()).await?))
+            }
         }
     }
 
@@ -94,6 +102,9 @@ impl Where {
         self.by.clone().or_else(login).unwrap_or_else(|| "unknown".into())
     }
 }
+
+const NOWHERE: &str = "no server and no database was named, and there is no redrive.db in this directory: say --server URL (or \
+                       REDRIVE_SERVER_URL and REDRIVE_TOKEN), or --database URL";
 
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
@@ -245,7 +256,7 @@ impl Server {
         let mut request = reqwest::Request::try_from(request).map_err(|e| Failure::invalid(causes(&e)))?;
         *request.timeout_mut() = timeout;
         let unreachable = |e: reqwest::Error| {
-            let (e, server) = (e.without_url(), self.base.host_str().unwrap_or_default());
+            let (e, server) = (e.without_url(), self.base.authority());
             Failure::new(Failure::UNREACHABLE, format!("{server} could not be reached: {}", causes(&e)))
         };
         let answer = self.client.execute(request).await.map_err(unreachable)?;

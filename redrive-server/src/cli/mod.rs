@@ -159,6 +159,7 @@ impl<C: Args + Run> Alone<C> {
 
 /// Where it is if nobody says so.
 const DEFAULT: &str = "sqlite://redrive.db";
+const DEFAULT_FILE: &str = "redrive.db";
 
 /// Which database, for what works on nothing else.
 #[derive(Debug, Args)]

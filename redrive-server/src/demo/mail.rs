@@ -141,8 +141,12 @@ fn address(rest: &str, word: &str) -> Option<String> {
 }
 
 impl Received {
-    pub(super) fn subject(&self) -> &str {
-        self.data.lines().find_map(|line| line.strip_prefix("Subject: ")).unwrap_or_default()
+    /// A long one is on several lines, of which all but the first begin with a space.
+    pub(super) fn subject(&self) -> String {
+        let mut lines = self.data.lines().skip_while(|line| !line.starts_with("Subject: "));
+        let first = lines.next().and_then(|line| line.strip_prefix("Subject: ")).unwrap_or_default();
+        let more = lines.take_while(|line| line.starts_with([' ', '\t'])).map(str::trim_start);
+        [first].into_iter().chain(more).map(str::trim_end).collect::<Vec<_>>().join(" ")
     }
 
     /// Which reminder of this letter it is, if it is one.
@@ -182,7 +186,7 @@ mod tests {
         let [mail] = &*mails else { panic!("{mails:?}") };
         assert_eq!((mail.from.as_str(), mail.to.join(" ")), ("a@b.c", "d@e.f g@h.i".into()));
         assert!(mail.data.contains("\r\n.dots\r\n"), "{}", mail.data);
-        assert_eq!((mail.subject(), mail.reminder_of("7"), mail.reminder_of("8")), ("hello", Some(2), None));
+        assert_eq!((&*mail.subject(), mail.reminder_of("7"), mail.reminder_of("8")), ("hello", Some(2), None));
     }
 
     #[tokio::test]

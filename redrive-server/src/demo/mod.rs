@@ -40,7 +40,7 @@ use upstream::{Shop, Warehouse};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Demo {
-    /// How long the story may take, in seconds.
+    /// How long the story may take, in seconds: 10 to 600.
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(10..=600))]
     seconds: u64,
     /// Go on after the story, until Ctrl-C, so that you can look around.
@@ -133,7 +133,8 @@ impl Stage {
         self.teller.print(&format!(
             "redrive {} makes failed calls good. Here are a shop, a warehouse and a mailbox, and what becomes of some orders.\n\
              To look around, while it lasts (with --keep, until Ctrl-C):\n\
-             \n  API:  http://{address}/api/v1\n\
+             \n  console:  http://{address}/\
+             \n  API:      http://{address}/api/v1\n\
              \n  TOKEN={token}\
              \n  {curl}/tasks    what waits or runs\
              \n  {curl}/dead     what waits for a person\

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, StreamExt as _};
-use redrive::{CallError, Enqueued, IntoTask, NewTask, OnDuplicate, PolicyPatch, TaskId};
+use redrive::{CallError, Cause, Enqueued, IntoTask, NewTask, OnDuplicate, PolicyPatch, TaskId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -234,10 +234,13 @@ async fn try_now(app: &App, new: New, by: &By<'_>) -> Answer<(StatusCode, Answer
 }
 
 fn tried(outcome: Result<HttpAnswer, CallError<HttpAnswer, CallFailed>>) -> Answer<(StatusCode, Answered)> {
-    let said = |state, e: &dyn std::error::Error| Answered {
-        state: Some(state),
-        error: Some(e.to_string()),
-        ..Answered::default()
+    let said = |state, e: &CallError<HttpAnswer, CallFailed>| {
+        // What it answered says more than that it was not what was wanted.
+        let error = match e.cause() {
+            Some(Cause::Unmet(answer)) => answer.said(),
+            _ => e.to_string(),
+        };
+        Answered { state: Some(state), error: Some(error), ..Answered::default() }
     };
     Ok(match outcome {
         Ok(answer) => (StatusCode::OK, Answered { state: Some("done"), result: Some(answer), ..Answered::default() }),

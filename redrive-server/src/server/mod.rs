@@ -92,19 +92,11 @@ impl std::ops::Deref for App {
 
 impl Shared {
     pub(crate) fn engine(&self) -> Result<&Engine, Problem> {
-        let none = || {
-            Problem::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "no_engine",
-                "this takes a server that runs; see redrive serve",
-            )
-        };
-        self.engine.as_ref().ok_or_else(none)
+        self.engine.as_ref().ok_or_else(no_engine)
     }
 
     fn delivery(&self) -> Result<&HttpDelivery, Problem> {
-        let none = || Problem::new(StatusCode::SERVICE_UNAVAILABLE, "no_engine", "this server delivers no HTTP tasks");
-        self.delivery.as_ref().ok_or_else(none)
+        self.delivery.as_ref().ok_or_else(no_engine)
     }
 
     pub(crate) async fn guards(&self) -> redrive::Result<&Guards> {
@@ -270,4 +262,9 @@ pub(crate) async fn in_time(
 ) -> Response {
     let answer = tokio::time::timeout(limit, next.run(request)).await;
     answer.unwrap_or_else(|_| problem::too_slow().into_response())
+}
+
+fn no_engine() -> Problem {
+    let what = "this takes a server that runs: name it with --server, or see redrive serve";
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "no_engine", what)
 }

@@ -35,7 +35,7 @@ pub(super) const TOP: &[&str] = &[
 ];
 const GUARD: &[&str] = &["scan_interval", "mail_channel", "mail_from", "mail_to"];
 const HTTP: &[&str] = &["allow", "max_redirects", "gate"];
-const SERVER: &[&str] = &["listen", "request_timeout", "max_body", "log"];
+const SERVER: &[&str] = &["listen", "request_timeout", "idle_timeout", "max_connections", "max_body", "log"];
 const REGISTRY: &[&str] = &["kind", "keep_view_for"];
 const RETENTION: &[&str] = &["live_window", "keep_months", "keep_archive", "keep_dead", "keep_audit", "keep_sagas"];
 const NACOS: &[&str] = &["servers", "namespace", "group", "service", "ip", "username", "password"];

@@ -159,6 +159,12 @@ impl Record {
         Self { id: self.id, entry: self.entry.clone().changed(before, after) }
     }
 
+    /// The same record, of a target that was read in the meantime.
+    pub(super) fn of(mut self, target: &str) -> Self {
+        self.entry.target = storable(target, LONGEST_TARGET);
+        self
+    }
+
     pub(super) async fn write(&self, c: &mut Connection<'_>, now: Timestamp) -> sqlx::Result<()> {
         let (insert, once) = match c.dialect() {
             Dialect::MySql => ("INSERT IGNORE", ""),

@@ -114,7 +114,7 @@ impl Store {
             GateAction::Release => "gate.release",
             GateAction::Reset => "gate.reset",
         };
-        let record = self.record(AuditEntry::new(by, word, lane.0.to_string()).noting(note), now);
+        let record = self.record(AuditEntry::new(by, word, "").noting(note), now);
         let why = note.map(|note| crate::task::storable(note, LONGEST_WHY));
         let changed = retrying!(self.pools(), Use::Write, Scope::Transaction, "changing a gate by hand", |c, _| {
             let Some(before) = read_one(c, lane).await? else { return Ok(None) };
@@ -127,7 +127,8 @@ impl Store {
                 return Ok(Some(None)); // another one was faster; look again
             }
             let said = |gate: &Gate| serde_json::json!({ "name": gate.name, "state": gate.state, "held": gate.held });
-            record.changed(Some(said(&before)), Some(said(&after))).write(c, now).await?;
+            let record = record.changed(Some(said(&before)), Some(said(&after)));
+            record.of(&before.name).write(c, now).await?;
             Ok(Some(Some(after)))
         })?;
         match changed {

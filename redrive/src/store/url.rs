@@ -41,6 +41,7 @@ impl Url {
         if hosts.split(',').any(str::is_empty) {
             return Err(Error::invalid("url", "has an empty host"));
         }
+        check_options(dialect, path)?;
         let scheme = if dialect == Dialect::MySql { "mysql" } else { scheme }; // sqlx does not know mariadb://
         let user = login.split([':', '@']).next().unwrap_or_default();
         let shown_login = match (login.is_empty(), login.contains(':')) {
@@ -57,6 +58,59 @@ impl Url {
         })
     }
 }
+
+/// An option that is not known would be passed over, and `sslmod=verify-full` connect to anybody.
+fn check_options(dialect: Dialect, path: &str) -> Result<()> {
+    let Some((_, options)) = path.split_once('?') else { return Ok(()) };
+    let known = if dialect == Dialect::MySql { MYSQL_OPTIONS } else { POSTGRES_OPTIONS };
+    let names = options.split('&').filter_map(|option| option.split('=').next()).filter(|name| !name.is_empty());
+    let is_known = |name: &str| known.contains(&name) || dialect == Dialect::Postgres && name.starts_with("options[");
+    match names.into_iter().find(|name| !is_known(name)) {
+        None => Ok(()),
+        Some(name) => {
+            let name = crate::task::storable(name, 40);
+            Err(Error::invalid("url", format!("{name:?} is not one of its options; there are {}", known.join(", "))))
+        }
+    }
+}
+
+/// As sqlx knows them.
+const POSTGRES_OPTIONS: &[&str] = &[
+    "sslmode",
+    "ssl-mode",
+    "sslrootcert",
+    "ssl-root-cert",
+    "ssl-ca",
+    "sslcert",
+    "ssl-cert",
+    "sslkey",
+    "ssl-key",
+    "statement-cache-capacity",
+    "host",
+    "hostaddr",
+    "port",
+    "dbname",
+    "user",
+    "password",
+    "application_name",
+    "options",
+];
+const MYSQL_OPTIONS: &[&str] = &[
+    "sslmode",
+    "ssl-mode",
+    "sslca",
+    "ssl-ca",
+    "sslcert",
+    "ssl-cert",
+    "sslkey",
+    "ssl-key",
+    "charset",
+    "collation",
+    "statement-cache-capacity",
+    "socket",
+    "timezone",
+    "time-zone",
+];
 
 fn unknown_scheme(scheme: &str) -> Error {
     Error::invalid(
@@ -95,6 +149,23 @@ mod tests {
         }
         let said = Url::parse("oracle://me:secret@h/d").unwrap_err().to_string();
         assert!(said.contains("oracle") && !said.contains("secret"), "{said}");
+    }
+
+    #[test]
+    fn an_option_that_is_not_known_is_refused() {
+        for good in [
+            "postgres://h/d?sslmode=require&options[statement_timeout]=5s",
+            "mysql://h/d?ssl-ca=/x.pem",
+            "mysql://h/d?",
+        ] {
+            assert!(Url::parse(good).is_ok(), "{good}");
+        }
+        for bad in
+            ["postgres://h/d?sslmod=verify-full", "mysql://h/d?sslmode=required&ssl_ca=x", "mariadb://h?pasword=S3CRET"]
+        {
+            let said = Url::parse(bad).unwrap_err().to_string();
+            assert!(said.contains("sslmode") && !said.contains("S3CRET"), "{said}");
+        }
     }
 
     proptest::proptest! {

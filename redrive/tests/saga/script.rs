@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redrive::saga::{Definition, Event, Op, Ran, SagaState, StepCx, StepDef, StepError, StepRunner};
-use redrive::{Backoff, Engine, EngineConfig, Jitter, MethodOptions, Policy, Store};
+use redrive::{Backoff, Clock, Engine, EngineConfig, Jitter, MethodOptions, Policy, Store};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
@@ -87,12 +87,17 @@ impl World {
 
     /// The same with limits.
     pub async fn engine_with(&self, store: &Store, methods: &[&str], options: MethodOptions) -> Engine {
-        let mut quick = EngineConfig::default();
-        quick.scan_interval = Duration::from_millis(100);
-        let builder = Engine::builder(store.clone()).config(quick);
         let add =
             |builder: redrive::Builder, method: &&str| builder.saga_runner(*method, options.clone(), self.clone());
-        methods.iter().fold(builder, add).start().await.unwrap()
+        methods.iter().fold(quick_engine(store), add).start().await.unwrap()
+    }
+
+    /// An engine, and its clock to be moved.
+    pub async fn engine_and_clock(&self, store: &Store) -> (Engine, Clock) {
+        let clock = Clock::starting_at(store.now().await.unwrap());
+        let builder = quick_engine(store).clock(clock.clone());
+        let engine = builder.saga_runner("go", MethodOptions::default(), self.clone()).start().await.unwrap();
+        (engine, clock)
     }
 
     async fn answer(&self, cx: &StepCx) -> Result<Value, StepError> {
@@ -125,6 +130,12 @@ impl StepRunner for World {
     fn run<'a>(&'a self, cx: &'a StepCx) -> Ran<'a> {
         Box::pin(self.answer(cx))
     }
+}
+
+fn quick_engine(store: &Store) -> redrive::Builder {
+    let mut quick = EngineConfig::default();
+    quick.scan_interval = Duration::from_millis(100);
+    Engine::builder(store.clone()).config(quick)
 }
 
 /// Tried a few times, quickly.

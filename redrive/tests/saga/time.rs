@@ -120,10 +120,13 @@ fn shop(hold: Duration) -> Definition {
 
 async fn a_reservation_whose_time_is_up_is_released_and_the_saga_begins_anew(db: Db) {
     let world = World::default();
-    let engine = world.engine(&db.store).await;
+    let (engine, clock) = world.engine_and_clock(&db.store).await;
     let sagas = engine.sagas();
-    sagas.start_with(shop(Duration::from_millis(400)), "t", json!(1)).await.unwrap();
+    sagas.start_with(shop(LATE), "t", json!(1)).await.unwrap();
     sagas.signal("t", "order", &json!("a book"), None).await.unwrap();
+    world.until_seen("stock", 1).await;
+    until(&engine, "t", |state| state == SagaState::Waiting).await;
+    clock.advance(LATE);
     world.until_seen("stock/undo", 1).await;
     until(&engine, "t", |state| state == SagaState::Waiting).await;
     sagas.signal("t", "order", &json!("two books"), None).await.unwrap();
@@ -150,41 +153,39 @@ async fn a_confirmation_that_is_refused_needs_a_person(db: Db) {
 
 async fn past_its_deadline_a_saga_is_undone(db: Db) {
     let world = World::default();
-    let engine = world.engine(&db.store).await;
+    let (engine, clock) = world.engine_and_clock(&db.store).await;
     world.will("flight", [Say::Hang]);
-    let late = Definition { deadline: Some(Duration::from_millis(200)), ..trip() };
-    assert_eq!(play(&engine, late.clone(), "t").await, SagaState::Compensated);
+    let late = Definition { deadline: Some(LATE), ..trip() };
+    engine.sagas().start_with(late.clone(), "t", json!(1)).await.unwrap();
+    world.until_seen("flight", 1).await;
+    clock.advance(LATE);
+    assert_eq!(settled(&engine, "t").await, SagaState::Compensated);
     assert_eq!(world.seen(), ["hotel", "flight", "flight/undo", "hotel/undo"]);
     // Past the pivot it does not count.
-    let mut pivot = late;
+    let mut pivot = late.clone();
     pivot.steps[1].pivot = true;
-    world.will(
-        "car",
-        [
-            Say::Ongoing,
-            Say::Ongoing,
-            Say::Ongoing,
-            Say::Ongoing,
-            Say::Ongoing,
-            Say::Ongoing,
-            Say::Ongoing,
-            Say::Ongoing,
-            Say::Ongoing,
-            Say::Ongoing,
-            Say::Ongoing,
-        ],
-    );
-    assert_eq!(play(&engine, pivot, "u").await, SagaState::Succeeded);
+    world.will("car", [Say::Hold]);
+    engine.sagas().start_with(pivot, "u", json!(1)).await.unwrap();
+    world.until_seen("car", 1).await;
+    let after = saga([wait("yes", &[], Some(LATE), WhenUp::Compensate)]);
+    engine.sagas().start_with(after, "v", json!(1)).await.unwrap();
+    clock.advance(LATE);
+    assert_eq!(settled(&engine, "v").await, SagaState::Failed, "its time was up later than that of the other one");
+    world.let_go();
+    assert_eq!(settled(&engine, "u").await, SagaState::Succeeded);
     engine.stop().await;
 }
 
 async fn a_step_has_a_deadline_too(db: Db) {
     let world = World::default();
-    let engine = world.engine(&db.store).await;
+    let (engine, clock) = world.engine_and_clock(&db.store).await;
     world.will("flight", [Say::Hang]);
     let mut definition = trip();
-    definition.steps[1].deadline = Some(Duration::from_millis(100));
-    assert_eq!(play(&engine, definition, "t").await, SagaState::Compensated);
+    definition.steps[1].deadline = Some(LATE);
+    engine.sagas().start_with(definition, "t", json!(1)).await.unwrap();
+    world.until_seen("flight", 1).await;
+    clock.advance(LATE);
+    assert_eq!(settled(&engine, "t").await, SagaState::Compensated);
     assert_eq!(world.seen(), ["hotel", "flight", "flight/undo", "hotel/undo"]);
     engine.stop().await;
 }
