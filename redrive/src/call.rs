@@ -20,7 +20,7 @@ use futures_util::FutureExt;
 use crate::call_error::{CallError, Cause, no_result};
 use crate::classify::{Class, Failure, Kind};
 use crate::clock::{Stopwatch, Timestamp, pause};
-use crate::context::{Context, Inline, Word};
+use crate::context::{Context, Inline};
 use crate::crypt::Keyring;
 use crate::engine::{Engine, Verdict, log_end, panicked, random};
 use crate::error::{Error, Result};
@@ -74,13 +74,7 @@ pub(crate) fn judge<C: Retryable>(call: &C, cx: &Context<'_>, policy: &Policy, e
         Verdict::Snooze(time) => return Outcome::Snooze(time),
         Verdict::Cancel => return Outcome::Cancel,
     };
-    match cx.said().word {
-        None => Outcome::Failed(failure),
-        Some(Word::RetryAfter(time)) => Outcome::Failed(failure.after(time)),
-        Some(Word::Fatal) => Outcome::Fatal(failure),
-        Some(Word::Snooze(time)) => Outcome::Snooze(time),
-        Some(Word::Cancel) => Outcome::Cancel,
-    }
+    cx.said().of(failure)
 }
 
 /// What a call that was written down first says about what it called.
@@ -304,7 +298,12 @@ impl Engine {
             id: "a call".into(),
             why: format!("the runtime is stopping: {e}"),
         };
-        tokio::spawn(write(self.clone())).await.unwrap_or_else(|e| Err(lost(e)))
+        let writing = write(self.clone());
+        let logged = async move {
+            // The caller may be gone by then, and this the only trace of the call.
+            writing.await.inspect_err(|e| tracing::error!(error = %e, "a call that failed could not be written down"))
+        };
+        tokio::spawn(logged).await.unwrap_or_else(|e| Err(lost(e)))
     }
 
     /// Writes a first try's end down.

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::id::TaskId;
 use crate::new_task::NewTask;
 use crate::settle::{Change, DeadReason, To};
-use crate::task::{Business, Task};
+use crate::task::{Business, Task, limits, storable};
 
 /// What an `on_success` callback is called with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +29,7 @@ pub struct Succeeded<T = serde_json::Value> {
     pub business: Option<Business>,
     /// Which attempt succeeded, from 1.
     pub attempt: u32,
-    /// Its result.
+    /// Its result; `null` if it is too large to be written down (as params may be, 1 MiB by default).
     pub result: T,
 }
 
@@ -93,6 +93,18 @@ impl From<DeadReason> for GivenUp {
     }
 }
 
+/// What a callback has beside the params or the result that it tells of, in bytes at the most.
+pub(crate) const ENVELOPE: usize = 64 * 1024;
+
+/// The same callback without what is large.
+pub(crate) fn without_large(new: NewTask) -> NewTask {
+    let mut told: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&new.params).unwrap_or_default();
+    told.iter_mut()
+        .filter(|(name, _)| matches!(name.as_str(), "result" | "params"))
+        .for_each(|(_, value)| _ = value.take());
+    NewTask { params: serde_json::Value::from(told).to_string(), ..new }
+}
+
 /// The callback that a task's end asks for, if it does. `result` is JSON.
 pub(crate) fn callback(task: &Task, change: &Change, result: Option<&str>) -> Vec<NewTask> {
     let made = match change.to {
@@ -123,7 +135,7 @@ fn success(task: &Task, method: &str, result: Option<&str>) -> Result<NewTask> {
 fn final_failure(task: &Task, change: &Change, reason: GivenUp) -> Option<Result<NewTask>> {
     let method = task.policy.on_final_failure.as_deref()?;
     let (kind, error) = match (&change.failure, &task.last_error) {
-        (Some(failure), _) => (Some(failure.kind.clone()), Some(failure.message.clone())),
+        (Some(failure), _) => (Some(failure.kind.clone()), Some(storable(&failure.message, limits::ERROR))),
         (None, Some(last)) => (Some(last.kind.clone()), Some(last.message.clone())),
         (None, None) => (None, None),
     };
@@ -143,4 +155,17 @@ fn final_failure(task: &Task, change: &Change, reason: GivenUp) -> Option<Result
 
 fn params(task: &Task) -> serde_json::Value {
     serde_json::from_str(&task.params).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_callback_without_what_is_large_still_tells_of_what() {
+        let task = crate::testing::task(NewTask::new("pay", &7).unwrap_or_else(|e| panic!("{e}")));
+        let told = success(&task, "paid", Some("\"receipt\"")).unwrap_or_else(|e| panic!("{e}"));
+        let cut: Succeeded = serde_json::from_str(&without_large(told).params).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!((cut.task_id, &*cut.method, cut.result), (task.id, "pay", serde_json::Value::Null));
+    }
 }

@@ -10,17 +10,18 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::classify::Failure;
 use crate::clock::Timestamp;
 use crate::engine::State;
 use crate::error::{Error, Result};
 use crate::id::TaskId;
+use crate::settle::Outcome;
 use crate::task::{Business, Task};
 
 /// What a call knows about the attempt that it is.
 #[derive(Debug)]
 pub struct Context<'a> {
     attempt: Attempt<'a>,
-    said: Mutex<Said>,
 }
 
 #[derive(Debug)]
@@ -29,6 +30,7 @@ enum Attempt<'a> {
         task: Arc<Task>,
         cancelled: CancellationToken,
         state: State,
+        words: Words,
     },
     Inline {
         n: u32,
@@ -36,6 +38,7 @@ enum Attempt<'a> {
         call: &'a (dyn Inline + 'a),
         cancelled: &'a CancellationToken,
         state: &'a State,
+        said: Mutex<Said>,
     },
 }
 
@@ -61,6 +64,33 @@ pub(crate) struct Said {
     pub(crate) persist: bool,
 }
 
+impl Said {
+    /// What a failure means after that.
+    pub(crate) fn of(self, failure: Failure) -> Outcome {
+        match self.word {
+            None => Outcome::Failed(failure),
+            Some(Word::RetryAfter(time)) => Outcome::Failed(failure.after(time)),
+            Some(Word::Fatal) => Outcome::Fatal(failure),
+            Some(Word::Snooze(time)) => Outcome::Snooze(time),
+            Some(Word::Cancel) => Outcome::Cancel,
+        }
+    }
+}
+
+/// What a stored attempt says: it can be asked for when the context has gone with the attempt, by a timeout or a panic.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Words(Arc<Mutex<Said>>);
+
+impl Words {
+    pub(crate) fn said(&self) -> Said {
+        *lock(&self.0)
+    }
+}
+
+fn lock(said: &Mutex<Said>) -> MutexGuard<'_, Said> {
+    said.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// How a call wants to go on if it does not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
@@ -77,8 +107,7 @@ impl<'a> Context<'a> {
         cancelled: &'a CancellationToken,
         state: &'a State,
     ) -> Self {
-        let attempt = Attempt::Inline { n, id: OnceLock::new(), call, cancelled, state };
-        Self { attempt, said: Mutex::default() }
+        Self { attempt: Attempt::Inline { n, id: OnceLock::new(), call, cancelled, state, said: Mutex::default() } }
     }
 
     /// The id that the call was told, if it asked.
@@ -94,7 +123,10 @@ impl<'a> Context<'a> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Said> {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+        match &self.attempt {
+            Attempt::Stored { words, .. } => lock(&words.0),
+            Attempt::Inline { said, .. } => lock(said),
+        }
     }
 
     fn say(&self, word: Word) {
@@ -104,7 +136,14 @@ impl<'a> Context<'a> {
 
 impl Context<'static> {
     pub(crate) fn stored(task: Arc<Task>, cancelled: CancellationToken, state: State) -> Self {
-        Self { attempt: Attempt::Stored { task, cancelled, state }, said: Mutex::default() }
+        Self { attempt: Attempt::Stored { task, cancelled, state, words: Words::default() } }
+    }
+
+    pub(crate) fn words(&self) -> Words {
+        match &self.attempt {
+            Attempt::Stored { words, .. } => words.clone(),
+            Attempt::Inline { said, .. } => Words(Arc::new(Mutex::new(*lock(said)))),
+        }
     }
 }
 

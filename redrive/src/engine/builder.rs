@@ -242,6 +242,7 @@ impl Builder {
             wake: Wake::default(),
             stopping: CancellationToken::new(),
             gate: AtomicBool::new(!self.by_hand),
+            has_lost_nodes: AtomicBool::new(true), // before we were there
             settled: AtomicU64::new(0),
             pulse: AtomicU64::new(0),
             ended: AtomicBool::new(false),

@@ -233,6 +233,11 @@ impl Shared {
         self.config.concurrency.min(MOST_ROWS) * 2
     }
 
+    /// How many ready tasks of a lane are kept in memory that nobody scanned for.
+    pub(super) fn most_ready(&self) -> usize {
+        self.low_water() * 8
+    }
+
     /// Whether a lane of which there is more in the database has little here.
     pub(super) fn wants_more(&self, waiting: &Waiting) -> bool {
         let seen = waiting.more.iter().filter(|lane| !waiting.deep.contains(lane));

@@ -11,10 +11,10 @@ use tracing::Instrument;
 use crate::call_error::no_result;
 use crate::classify::{Failure, Kind};
 use crate::clock::{Stopwatch, pause};
-use crate::context::Context;
+use crate::context::{Context, Words};
 use crate::crypt::{is_sealed, open};
 use crate::id::{IdMap, TaskId};
-use crate::settle::Outcome;
+use crate::settle::{Outcome, spent};
 use crate::task::Task;
 
 use super::Shared;
@@ -76,17 +76,22 @@ impl Running {
         self.tasks.insert(id, (version, Held::Executing { task, cancel, abort: None, slot }));
     }
 
+    /// Its handler runs. If it has been stopped meanwhile, that goes for the handler, too.
     fn started(&mut self, id: TaskId, version: i32, handle: AbortHandle) {
-        if let Some((held, Held::Executing { abort, .. })) = self.tasks.get_mut(&id)
-            && *held == version
-        {
-            *abort = Some(handle);
+        match self.tasks.get_mut(&id) {
+            Some((held, Held::Executing { abort, .. })) if *held == version => *abort = Some(handle),
+            _ => handle.abort(),
         }
     }
 
     /// Whether it is ours at this version, and its handler may run.
     pub(super) fn is_executing(&self, id: TaskId, version: i32) -> bool {
         matches!(self.tasks.get(&id), Some((at, Held::Executing { .. })) if *at == version)
+    }
+
+    /// Whether it is ours at this version, and its outcome is to be written.
+    pub(super) fn is_settling(&self, id: TaskId, version: i32) -> bool {
+        matches!(self.tasks.get(&id), Some((at, Held::Settling)) if *at == version)
     }
 
     /// From executing to settling. `false`: someone else has done that.
@@ -153,9 +158,10 @@ impl Shared {
         let task = Arc::new(task);
         let cancel = CancellationToken::new();
         self.running().start(task.clone(), cancel.clone(), true);
-        // Only methods that we handle are claimed; and the answer may have come when we may not work any more, or are
+        // Only methods that we handle are claimed; and the answer may have come when we may not work any more, are stopping, or are
         // another node already: the settle of what is not ours is refused.
-        let ours = self.me.may_work() && task.locked_by == Some(self.me.number());
+        let may = self.me.may_work() && !self.stopping.is_cancelled();
+        let ours = may && task.locked_by == Some(self.me.number());
         let Some(handler) = self.handlers.get(&task.method).filter(|_| ours) else {
             return self.finish(task, Outcome::GivenBack.into());
         };
@@ -166,6 +172,7 @@ impl Shared {
                 return self.finish(task, Outcome::Sealed(format!("params cannot be read: {why}")).into());
             }
         };
+        let is_secret = !Arc::ptr_eq(&read, &task);
         let attempt = attempt(handler, read, cancel, self.state.clone());
         let (shared, id, version) = (self.clone(), task.id, task.version);
         let number = task.attempts + 1;
@@ -176,10 +183,17 @@ impl Shared {
                 pause(task.due.since(now)).await;
                 now = shared.clock.now();
             }
-            let Some(pass) = shared.begin(&task) else { return shared.finish(task, Outcome::GivenBack.into()) };
+            // What is written as running was not looked at by a claim, and time has passed since one looked: the next one ends it.
+            let is_spent = spent(&task, now).is_some();
+            let Some(pass) = (if is_spent { None } else { shared.begin(&task) }) else {
+                return shared.finish(task, Outcome::GivenBack.into());
+            };
             shared.signals.started(&task, now.since(task.due));
             let started = Stopwatch::start();
-            let ended = attempt.await;
+            let mut ended = attempt.await;
+            if let (true, Outcome::Undecodable(why)) = (is_secret, &mut ended.outcome) {
+                *why = "encrypted params are not what the handler takes (how they differ is not told)".into();
+            }
             let took = started.elapsed();
             shared.signals.ended(&task, took);
             shared.end_call(&task, pass, &ended.outcome, took);
@@ -234,6 +248,7 @@ fn attempt(
 ) -> impl Future<Output = Attempted> + Send + use<> {
     let limit = task.policy.timeout;
     let cx = Context::stored(task.clone(), cancel, state);
+    let words = cx.words();
     let (handler, run) = (handler.clone(), task.clone());
     let running = AssertUnwindSafe(async move { handler.run(cx, run).await }).catch_unwind();
     async move {
@@ -241,16 +256,17 @@ fn attempt(
             None => running.await,
             Some(limit) => match tokio::time::timeout(limit, running).await {
                 Ok(ended) => ended,
-                Err(_) => return failed(&task, Kind::TIMEOUT, no_result(limit)),
+                Err(_) => return failed(&task, &words, Kind::TIMEOUT, no_result(limit)),
             },
         };
-        ended.unwrap_or_else(|panic| failed(&task, Kind::PANIC, panicked(&*panic)))
+        ended.unwrap_or_else(|panic| failed(&task, &words, Kind::PANIC, panicked(&*panic)))
     }
 }
 
-fn failed(task: &Task, kind: Kind, said: String) -> Attempted {
+/// A failure that the handler did not live to tell of; what it said before holds.
+fn failed(task: &Task, words: &Words, kind: Kind, why: String) -> Attempted {
     let class = task.policy.classify(&kind);
-    Outcome::Failed(Failure { class, ..Failure::retry(kind, said) }).into()
+    words.said().of(Failure { class, ..Failure::retry(kind, why) }).into()
 }
 
 pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> String {

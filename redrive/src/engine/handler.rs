@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::call::{judge, told, try_once};
 use crate::classify::{Class, ErrorKind, Failure, Kind};
-use crate::context::Context;
+use crate::context::{Context, Said};
 use crate::error::chain;
 use crate::gate::GateConfig;
 use crate::retryable::Retryable;
@@ -186,9 +186,11 @@ impl Handler {
             match decode(&task) {
                 Err(undecodable) => Box::pin(std::future::ready(undecodable.into())),
                 Ok(params) => {
+                    let words = cx.words();
                     let attempt = f(cx, params);
                     Box::pin(async move {
-                        attempt.await.map_or_else(|verdict| by_word(&task, verdict), |()| Outcome::Done).into()
+                        let ended = attempt.await;
+                        ended.map_or_else(|verdict| by_word(&task, words.said(), verdict), |()| Outcome::Done).into()
                     })
                 }
             }
@@ -246,10 +248,10 @@ impl fmt::Debug for Handler {
 }
 
 /// A handler's word as an outcome; the policy's lists give a failure its class.
-fn by_word(task: &Task, verdict: Verdict) -> Outcome {
+fn by_word(task: &Task, said: Said, verdict: Verdict) -> Outcome {
     match verdict {
-        Verdict::Failed(failure) => Outcome::Failed(Failure { class: task.policy.classify(&failure.kind), ..failure }),
-        Verdict::Retry(failure) => Outcome::Failed(Failure { class: Class::Retry, ..failure }),
+        Verdict::Failed(failure) => said.of(Failure { class: task.policy.classify(&failure.kind), ..failure }),
+        Verdict::Retry(failure) => said.of(Failure { class: Class::Retry, ..failure }),
         Verdict::Fatal(failure) => Outcome::Fatal(failure),
         Verdict::Snooze(time) => Outcome::Snooze(time),
         Verdict::Cancel => Outcome::Cancel,

@@ -85,11 +85,14 @@ impl Inserter {
         queue.drain(..n).collect()
     }
 
-    /// Nothing more will be written: whoever waits is told.
+    /// Nothing more is taken.
     fn close(&self) {
-        let mut queue = lock(&self.queue);
-        queue.closed = true;
-        queue.asked.clear();
+        lock(&self.queue).closed = true;
+    }
+
+    /// Nothing more will be written: whoever waits is told.
+    fn forget(&self) {
+        lock(&self.queue).asked.clear();
     }
 }
 
@@ -105,25 +108,37 @@ pub(super) async fn answered(answer: oneshot::Receiver<Result<Enqueued>>) -> Res
 }
 
 pub(super) async fn run(shared: Arc<Shared>) {
-    let at_once = if shared.store.dialect() == Dialect::Sqlite { 1 } else { AT_ONCE }; // it has one writer
     let mut flushes: JoinSet<()> = JoinSet::new();
     loop {
-        if flushes.len() < at_once {
-            let asked = shared.inserter.take(flushes.len());
-            if !asked.is_empty() {
-                let shared = shared.clone();
-                flushes.spawn(async move { flush(&shared, asked).await });
-                continue;
-            }
+        if next_flush(&shared, &mut flushes) {
+            continue;
         }
         tokio::select! {
             Some(_) = flushes.join_next(), if !flushes.is_empty() => {}
             () = shared.inserter.more.notified() => {}
-            () = shared.stopping.cancelled() => break,
+            // Not at the beginning of a stop: handlers that come to their end enqueue, too, and calls that failed are written down.
+            () = shared.ended() => break,
         }
     }
     shared.inserter.close();
+    let rest = async { while next_flush(&shared, &mut flushes) || flushes.join_next().await.is_some() {} };
+    if tokio::time::timeout(shared.config.grace, rest).await.is_err() {
+        tracing::error!("enqueues could not be written before the stop; their callers are told");
+    }
+    shared.inserter.forget();
     while flushes.join_next().await.is_some() {}
+}
+
+/// Starts the next flush, if there is one to be made and room for it.
+fn next_flush(shared: &Arc<Shared>, flushes: &mut JoinSet<()>) -> bool {
+    let at_once = if shared.store.dialect() == Dialect::Sqlite { 1 } else { AT_ONCE }; // it has one writer
+    let asked = if flushes.len() < at_once { shared.inserter.take(flushes.len()) } else { Vec::new() };
+    let is_any = !asked.is_empty();
+    if is_any {
+        let shared = shared.clone();
+        flushes.spawn(async move { flush(&shared, asked).await });
+    }
+    is_any
 }
 
 async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>) {

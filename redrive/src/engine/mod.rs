@@ -144,12 +144,17 @@ struct Shared {
     pulse: AtomicU64,
     /// Tasks run only while this is open: always, but in tests.
     gate: AtomicBool,
+    /// Nodes have gone since all that is due was last looked through for what they held.
+    has_lost_nodes: AtomicBool,
     /// How many outcomes were written.
     settled: AtomicU64,
     /// Everything has ended: the beat may, too.
     ended: AtomicBool,
     services: Mutex<JoinSet<()>>,
 }
+
+/// How many due tasks are kept in memory that nobody scanned for, of all lanes together.
+const MOST_READY: usize = 200_000;
 
 /// Tasks that we know of and have not claimed.
 #[derive(Debug)]
@@ -401,6 +406,11 @@ impl Shared {
     fn expect(&self, due: Due) {
         let mut waiting = self.waiting();
         if due.due <= self.clock.now() {
+            // What cannot run for a while is found again when it can: memory is not where a backlog belongs.
+            if waiting.ready.lane_len(due.lane) >= self.most_ready() || waiting.ready.known() >= MOST_READY {
+                waiting.more.insert(due.lane);
+                return;
+            }
             waiting.ready.push(due);
             self.wake.claimer.notify_one();
         } else if waiting.wheel.insert(due) {

@@ -229,7 +229,7 @@ impl Shared {
             self.give_back_all();
         }
         let written = async {
-            while !self.running().is_empty() {
+            while !self.running().is_empty() || !self.settler.is_idle() {
                 pause(Duration::from_millis(5)).await;
             }
         };

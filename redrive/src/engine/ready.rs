@@ -134,6 +134,11 @@ impl Ready {
         self.lanes.values().map(BinaryHeap::len).sum()
     }
 
+    /// How many there are in all, those that are parked too.
+    pub(crate) fn known(&self) -> usize {
+        self.known.len()
+    }
+
     pub(crate) fn lane_len(&self, lane: Lane) -> usize {
         self.lanes.get(&lane).map_or(0, BinaryHeap::len)
     }

@@ -12,6 +12,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock::{Stopwatch, Timestamp, pause};
@@ -31,6 +32,9 @@ const SLICE_ROWS: std::ops::RangeInclusive<usize> = 16..=1_000;
 const SCAN_ROWS: usize = 8_000;
 /// Rows may be written with a `now` that is a little behind ours.
 const SLACK: Duration = Duration::from_secs(2);
+
+/// How many tasks of dead nodes a sweep takes back of each slice, at the most.
+const RESCUED: u32 = 1_000;
 
 /// So many tasks of one business id are enough to have in memory; while they wait, scans pass over the id.
 const CROWD: usize = 64;
@@ -232,7 +236,16 @@ impl Shared {
     async fn sweep(&self) {
         let owned = self.all_slices();
         let now = self.clock.now();
-        match self.store.rescue(&owned, now, 1_000).await {
+        // Whoever is gone may have held tasks from behind many that wait.
+        let whole = self.has_lost_nodes.swap(false, Ordering::AcqRel);
+        let rescued = match whole {
+            true => self.store.rescue_all(&owned, now, RESCUED).await,
+            false => self.store.rescue(&owned, now, RESCUED).await,
+        };
+        if whole && rescued.as_ref().map_or(true, |rescued| !rescued.is_empty()) {
+            self.has_lost_nodes.store(true, Ordering::Release); // there may be more
+        }
+        match rescued {
             Ok(rescued) if rescued.is_empty() => {}
             Ok(rescued) => {
                 for (task, to) in &rescued {

@@ -1,31 +1,40 @@
 //! Outcomes of attempts, written in batches.
 //!
-//! One flush is under way; the next takes all that has gathered. A flush that fails is tried again for as long as we are
-//! this node: an outcome is never dropped while the task is ours. When we may not work, it waits.
+//! One flush is under way; the next takes all that has gathered, within its caps. When we may not work, it waits.
+//!
+//! *Failure.* An outcome is never dropped while the task is ours: what has been done must not be done again because it could not be
+//! written down at once. While the database is away, all wait. What it refuses leaves the batch and is tried by itself, so that the
+//! others do not wait for it.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use crate::clock::{Timestamp, pause};
-use crate::error::Fault;
+use crate::error::{Error, Fault};
 use crate::settle::{Change, DeadReason, To, settle};
-use crate::store::{Due, Settle, Settled};
+use crate::store::{Dialect, Due, Settle, Settled};
 use crate::task::Task;
 
 use super::handler::Attempted;
 use super::signals::Signal;
 use super::{Shared, lock};
 
+/// Most rows of a flush, and most bytes of rows that move elsewhere.
 const MOST_ROWS: usize = 2_000;
+const MOST_BYTES: usize = 4 << 20;
+/// How long what is tried by itself waits between two tries, at the most.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Default)]
 pub(super) struct Settler {
     queue: Mutex<Vec<(Arc<Task>, Attempted)>>,
-    /// Decided, but not written yet: the database failed.
+    /// Decided, but not written yet: the database failed, or the batch was full.
     left: Mutex<Vec<Settle>>,
+    /// Whether a flush is under way.
+    writing: AtomicBool,
     more: Notify,
 }
 
@@ -44,16 +53,34 @@ impl Settler {
         lock(&self.left).clear();
     }
 
+    /// Whether there is nothing to be written, nor being written.
+    pub(super) fn is_idle(&self) -> bool {
+        self.len() == 0 && !self.writing.load(Ordering::Acquire)
+    }
+
     /// The next batch: what was left over first.
     fn take(&self, now: Timestamp) -> Vec<Settle> {
+        self.writing.store(true, Ordering::Release);
         let mut settles = std::mem::take(&mut *lock(&self.left));
         let mut queue = lock(&self.queue);
         let n = queue.len().min(MOST_ROWS.saturating_sub(settles.len()));
         let ended: Vec<_> = queue.drain(..n).collect();
         drop(queue);
         settles.extend(ended.into_iter().map(|(task, ended)| decide(task, ended, now)));
+        let most = within_bytes(&settles);
+        lock(&self.left).extend(settles.drain(most..));
         settles
     }
+}
+
+/// How many of them a flush may have: at least one.
+fn within_bytes(settles: &[Settle]) -> usize {
+    let mut bytes = 0;
+    let fits = |s: &&Settle| {
+        bytes += s.moved_bytes();
+        bytes <= MOST_BYTES
+    };
+    settles.iter().take_while(fits).count().max(1).min(settles.len())
 }
 
 pub(super) async fn run(shared: Arc<Shared>) {
@@ -68,6 +95,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
         let now = shared.clock.now();
         let settles = shared.settler.take(now);
         if settles.is_empty() {
+            shared.settler.writing.store(false, Ordering::Release);
             shared.wake.idle.notify_waiters();
             tokio::select! {
                 () = shared.settler.more.notified() => {}
@@ -75,7 +103,9 @@ pub(super) async fn run(shared: Arc<Shared>) {
             }
             continue;
         }
-        if flush(&shared, settles, now).await {
+        let is_written = flush(&shared, settles, now).await;
+        shared.settler.writing.store(false, Ordering::Release);
+        if is_written {
             wait = Duration::from_millis(100);
         } else {
             pause(wait).await;
@@ -120,34 +150,71 @@ pub(crate) fn random(task: &Task) -> f64 {
     (mixed >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// `false`: it failed and the outcomes are back in the queue.
+/// `false`: the database is away, and the outcomes are back in the queue.
 async fn flush(shared: &Arc<Shared>, settles: Vec<Settle>, now: Timestamp) -> bool {
     metrics::histogram!("redrive_settle_batch").record(settles.len() as f64);
     match shared.store.settle(&settles, now).await {
-        Ok(results) => {
-            shared.signals.tally.add(settles.iter().zip(&results).map(|(s, result)| Signal::of(s, *result)));
-            settles.into_iter().zip(results).for_each(|(s, result)| settled(shared, &s, result));
-            true
-        }
-        Err(e) if e.fault() == Some(Fault::Other) && settles.len() > 1 => {
-            // One of them cannot be written: find it, and do not hold up the others.
-            let (one, other) = settles.split_at(settles.len() / 2);
-            Box::pin(flush(shared, one.to_vec(), now)).await & Box::pin(flush(shared, other.to_vec(), now)).await
-        }
-        Err(e) if e.is_transient() => {
+        Ok(results) => written(shared, &settles, &results),
+        Err(e) if is_away(shared, &e) => {
             tracing::warn!(error = %e, "outcomes could not be written yet; trying again");
             lock(&shared.settler.left).extend(settles);
-            false
+            return false;
         }
         Err(e) => {
-            // It stays ours in the database, and the sweep gives it back.
-            settles.iter().for_each(|s| {
-                tracing::error!(task = %s.task.id, error = %e, "the outcome of a task cannot be written");
-                shared.running().remove(s.task.id, s.task.version);
-            });
-            true
+            tracing::warn!(error = %e, tasks = settles.len(), "outcomes cannot be written together; looking for the one that cannot be");
+            tokio::spawn(apart(shared.clone(), settles));
         }
     }
+    true
+}
+
+/// Whether nothing can be written now, whatever it is. A lock is somebody's on one row, but on SQLite, where it is on all.
+fn is_away(shared: &Shared, e: &Error) -> bool {
+    let one_row = e.fault() == Some(Fault::Busy) && shared.store.dialect() != Dialect::Sqlite;
+    e.is_transient() && !one_row
+}
+
+/// Halves what cannot be written together, until what fails is alone.
+async fn apart(shared: Arc<Shared>, settles: Vec<Settle>) {
+    let mut parts = vec![settles];
+    while let Some(mut part) = parts.pop() {
+        if part.len() <= 1 {
+            part.into_iter().for_each(|s| _ = tokio::spawn(alone(shared.clone(), s)));
+            continue;
+        }
+        let other = part.split_off(part.len() / 2);
+        for half in [part, other] {
+            match shared.store.settle(&half, shared.clock.now()).await {
+                Ok(results) => written(&shared, &half, &results),
+                Err(_) => parts.push(half),
+            }
+        }
+    }
+}
+
+/// What the database refuses, whatever the reason, for as long as the task is ours.
+async fn alone(shared: Arc<Shared>, s: Settle) {
+    let (id, version) = (s.task.id, s.task.version);
+    let mut wait = Duration::from_millis(100);
+    while shared.running().is_settling(id, version) {
+        tokio::select! {
+            () = pause(wait) => {}
+            () = shared.ended() => return,
+        }
+        wait = (wait * 2).min(LONGEST_WAIT);
+        if !shared.me.may_work() {
+            continue;
+        }
+        match shared.store.settle(std::slice::from_ref(&s), shared.clock.now()).await {
+            Ok(results) => return written(&shared, std::slice::from_ref(&s), &results),
+            Err(e) => tracing::error!(task = %id, error = %e, "the outcome of a task cannot be written; trying again"),
+        }
+    }
+}
+
+fn written(shared: &Shared, settles: &[Settle], results: &[Settled]) {
+    shared.signals.tally.add(settles.iter().zip(results).map(|(s, result)| Signal::of(s, *result)));
+    settles.iter().zip(results).for_each(|(s, result)| settled(shared, s, *result));
 }
 
 fn settled(shared: &Shared, s: &Settle, result: Settled) {

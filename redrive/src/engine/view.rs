@@ -11,6 +11,7 @@
 //! view is kept, for `registry.keep_view_for`. After that nothing is ours: nothing is looked for or claimed, while what runs goes
 //! on, enqueues go on, and the beat goes on. The next answer gives us a view again.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
     loop {
         tokio::select! {
             () = shared.registry.changed() => {}
-            () = shared.others_than(&mut living) => {}
+            () = shared.others_than(&mut living) => shared.has_lost_nodes.store(true, Ordering::Release), // or there are more
             () = pause(shared.config.beat_interval) => {}
             () = shared.stopping.cancelled() => break,
         }

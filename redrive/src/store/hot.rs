@@ -188,8 +188,12 @@ impl Store {
     }
 
     async fn without_spent(&self, rows: Vec<Task>, now: Timestamp) -> Result<Claimed> {
-        let (spent, tasks): (Vec<_>, Vec<_>) = rows.into_iter().partition(|task| spent(task, now).is_some());
-        self.expire(&spent, now).await?;
+        let (mut spent, tasks): (Vec<_>, Vec<_>) = rows.into_iter().partition(|task| spent(task, now).is_some());
+        if let Err(e) = self.expire(&spent, now).await {
+            // The others are ours and run. These are ours, too, until the sweep gives them back.
+            tracing::error!(error = %e, tasks = spent.len(), "tasks whose time is up could not be ended; trying again later");
+            spent.clear();
+        }
         Ok(Claimed { tasks, spent })
     }
 
@@ -239,6 +243,9 @@ pub(super) enum Wanted {
     /// puts the wide columns of a derived table on disk. Running tasks stand there, since they were due when they were
     /// claimed; a backlog behind them is not looked through.
     AtHead(&'static str, Vec<Value<'static>>),
+    /// The same however far back they lie: behind tasks of a business id that has reached its limit, for example. It reads all that
+    /// is due.
+    Anywhere(&'static str),
 }
 
 /// How many rows at the head of a slice are looked at for [`Wanted::AtHead`]. What lies further back comes forward as the
@@ -271,6 +278,9 @@ impl Wanted {
                 "SELECT {columns} FROM (SELECT id, status, locked_by, locked_at FROM {table} \
                   WHERE {slice} ORDER BY next_retry_time LIMIT {HEAD}) x WHERE {which} LIMIT ?"
             ),
+            Self::Anywhere(which) => {
+                format!("SELECT {columns} FROM {table} x WHERE {slice} AND {which} ORDER BY next_retry_time LIMIT ?")
+            }
         }
     }
 
@@ -279,6 +289,7 @@ impl Wanted {
         let query = match self {
             Self::Pending(without) => query.bind_all(without.iter().cloned()),
             Self::AtHead(_, values) => query.bind_all(values.iter().cloned()),
+            Self::Anywhere(_) => query,
         };
         query.bind(limit)
     }
@@ -367,7 +378,9 @@ impl ClaimDue<'_> {
             let which = "x.status = 1 AND x.locked_by = ? AND x.locked_at = ?";
             let wanted = Wanted::AtHead(which, vec![self.node.into(), self.moment.into()]);
             tasks = super::settle::read_running(c, self.table, self.slices, &wanted, HEAD).await?;
-            tasks.retain(|task| (task.locked_by, task.locked_at) == (Some(self.node), Some(self.moment)));
+            // What was written as running at that moment is ours as well, and runs already: it was never claimed.
+            let is_claimed = |task: &Task| (task.locked_by, task.locked_at) == (Some(self.node), Some(self.moment));
+            tasks.retain(|task| is_claimed(task) && task.version > 0);
         }
         Ok(tasks)
     }

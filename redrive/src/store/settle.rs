@@ -12,11 +12,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::callback::callback;
+use crate::callback::{ENVELOPE, callback, without_large};
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::id::{IdMap, IdSet, TaskId};
-use crate::new_task::NewTask;
+use crate::new_task::{Maker, NewTask};
 use crate::settle::{Change, Outcome, To, settle};
 use crate::task::{NodeNumber, Status, Task};
 
@@ -74,6 +74,13 @@ impl Settle {
     fn only_goes(&self) -> bool {
         self.change.to == To::Done && self.keep.is_none() && self.follow_ups.is_empty()
     }
+
+    /// How much of it is written elsewhere, about.
+    pub(crate) fn moved_bytes(&self) -> usize {
+        let moves = self.change.to.is_final() && !self.only_goes();
+        let follow_ups: usize = self.follow_ups.iter().map(|new| new.params.len()).sum();
+        if moves { self.task.params.len() + follow_ups } else { 0 }
+    }
 }
 
 /// What a settle did.
@@ -114,19 +121,41 @@ impl Store {
     }
 
     /// Takes back what nodes held in these slices that are not alive any more: waiting again, or dead if it crashed too
-    /// often. Gives the tasks as they were, and where they went.
+    /// often. Gives the tasks as they were, and where they went. What lies behind many that wait is not found.
     pub async fn rescue(&self, slices: &[Slice], now: Timestamp, limit: u32) -> Result<Vec<(Arc<Task>, To)>> {
+        let orphans = self.running(slices, Wanted::AtHead(ORPHANED, Vec::new()), limit).await?;
+        self.take_back(orphans, now).await
+    }
+
+    /// The same however many wait before them: all that is due is read.
+    pub async fn rescue_all(&self, slices: &[Slice], now: Timestamp, limit: u32) -> Result<Vec<(Arc<Task>, To)>> {
+        let orphans = self.running(slices, Wanted::Anywhere(ORPHANED), limit).await?;
+        self.take_back(orphans, now).await
+    }
+
+    async fn take_back(&self, orphans: Vec<Task>, now: Timestamp) -> Result<Vec<(Arc<Task>, To)>> {
         let mut by_node: BTreeMap<NodeNumber, Vec<Settle>> = BTreeMap::new();
-        for task in self.running(slices, Wanted::AtHead(ORPHANED, Vec::new()), limit).await? {
+        for task in orphans {
             let change = settle(&task, &Outcome::Crashed, now, 0.0);
             by_node.entry(task.locked_by.unwrap_or(NodeNumber(0))).or_default().push(Settle::new(task, change));
         }
-        let mut rescued = Vec::new();
+        let (mut rescued, mut failed) = (Vec::new(), None);
         for (node, settles) in by_node {
-            let went = self.settle_held(&settles.iter().collect::<Vec<_>>(), Hold::Fenced(node), now).await?;
-            rescued.extend(settles.into_iter().filter_map(|s| went.get(&s.task.id).map(|to| (s.task, *to))));
+            // What cannot be taken back from one node must not keep the others' from it.
+            match self.settle_held(&settles.iter().collect::<Vec<_>>(), Hold::Fenced(node), now).await {
+                Ok(went) => {
+                    rescued.extend(settles.into_iter().filter_map(|s| went.get(&s.task.id).map(|to| (s.task, *to))));
+                }
+                Err(e) => {
+                    tracing::warn!(error = %e, %node, "tasks of a dead node could not be taken back; trying again at the next sweep");
+                    failed = Some(e);
+                }
+            }
         }
-        Ok(rescued)
+        match failed {
+            Some(e) if rescued.is_empty() => Err(e),
+            _ => Ok(rescued),
+        }
     }
 
     /// What a node holds in these slices and has held since before `since`.
@@ -283,12 +312,25 @@ impl Store {
     ) -> Result<(IdMap<Vec<Task>>, Arc<Tables>)> {
         let mut all: IdMap<Vec<Task>> = IdMap::default();
         for s in settles.iter().filter(|s| !s.follow_ups.is_empty()) {
-            let made = s.follow_ups.iter().map(|new| new.clone().into_task(&self.maker(), now));
+            let made = s.follow_ups.iter().map(|new| self.follow_up(new, s.task.id, now));
             all.insert(s.task.id, made.collect::<Result<Vec<_>>>()?);
         }
         let ids: Vec<TaskId> = all.values().flatten().map(|task| task.id).collect();
         let tables = self.make_room(&ids).await?;
         Ok((all, tables))
+    }
+}
+
+impl Store {
+    /// A callback tells of params, or of a result, that may be as large as params may be. One that is larger still is made without them: a
+    /// task's end must not fail because of how it is told.
+    fn follow_up(&self, new: &NewTask, of: TaskId, now: Timestamp) -> Result<Task> {
+        let maker = self.maker();
+        let maker = Maker { max_params: maker.max_params + ENVELOPE, ..maker };
+        new.clone().into_task(&maker, now).or_else(|e| {
+            tracing::error!(task = %of, method = %new.method, error = %e, "a callback is told without the result or the params, which are too large");
+            without_large(new.clone()).into_task(&maker, now)
+        })
     }
 }
 

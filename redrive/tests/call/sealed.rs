@@ -12,6 +12,7 @@ stores!(
     a_rotated_key_reads_what_the_old_one_wrote,
     a_missing_key_is_named_and_the_row_left_alone,
     encrypting_without_a_key_is_refused,
+    what_is_wrong_with_encrypted_params_does_not_tell_them,
 );
 
 async fn open(db: &Db, ring: Option<Keyring>) -> Store {
@@ -92,4 +93,20 @@ async fn a_missing_key_is_named_and_the_row_left_alone(db: Db) {
 async fn encrypting_without_a_key_is_refused(db: Db) {
     let said = db.store.insert(vec![secret()], db.store.now().await.unwrap()).await.unwrap_err().to_string();
     assert!(said.contains("StoreOptions::keyring"), "{said}");
+}
+
+async fn what_is_wrong_with_encrypted_params_does_not_tell_them(db: Db) {
+    let store = open(&db, Some(ring("a", 1))).await;
+    let handler = async |_: Context, _: u64| Ok(());
+    let engine = Engine::builder(store.clone()).config(config()).register("m", handler).start().await.unwrap();
+    let id = engine.enqueue(secret()).await.unwrap().id;
+    let letter = loop {
+        if let Some(letter) = store.get_dead(id).await.unwrap() {
+            break letter;
+        }
+        tokio::task::yield_now().await;
+    };
+    engine.stop().await;
+    let said = letter.task.last_error.unwrap().message;
+    assert!(said.contains("encrypted params") && !said.contains("4242"), "{said}");
 }

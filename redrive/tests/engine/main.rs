@@ -5,6 +5,7 @@
 mod harness;
 
 mod cut_off;
+mod ends;
 mod execution;
 mod gates;
 mod limits;

@@ -13,6 +13,7 @@ layouts!(
     a_rescue_reads_only_its_slices,
     a_node_that_was_forgotten_is_rescued_from_too,
     a_backlog_behind_the_running_tasks_is_not_in_the_way,
+    what_lies_behind_a_backlog_is_found_by_a_look_at_all_of_it,
 );
 
 async fn what_a_fenced_node_held_waits_again(db: Db) {
@@ -104,4 +105,17 @@ async fn a_backlog_behind_the_running_tasks_is_not_in_the_way(db: Db) {
     db.store.insert(backlog, NOW).await.unwrap();
     db.store.fence(victim, 0).await.unwrap();
     assert_eq!(db.store.rescue(&slices(), later(2), 1_000).await.unwrap().len(), 100);
+}
+
+/// Its business id had its turn before the others', which had reached their limit.
+async fn what_lies_behind_a_backlog_is_found_by_a_look_at_all_of_it(db: Db) {
+    let victim = node(&db.store).await;
+    add(&db.store, new(0).business("order", "1").at(later(5))).await;
+    let task = claim_all(&db.store, victim, later(6)).await.tasks.pop().unwrap();
+    let crowd = (1..400).map(|n| new(n).business("order", "1")).collect();
+    db.store.insert(crowd, NOW).await.unwrap();
+    assert!(db.store.fence(victim, 0).await.unwrap());
+    assert!(db.store.rescue(&slices(), later(9), 10).await.unwrap().is_empty(), "it is not at the head");
+    let rescued = db.store.rescue_all(&slices(), later(9), 10).await.unwrap();
+    assert_eq!(rescued.iter().map(|(task, _)| task.id).collect::<Vec<_>>(), [task.id]);
 }
