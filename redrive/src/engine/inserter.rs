@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::task::JoinSet;
 
 use crate::error::{Error, Fault, Result};
@@ -28,13 +28,24 @@ const AT_ONCE: usize = 2;
 /// How many callers must wait for a second flush to go beside the first.
 const WORTH_A_SECOND: usize = 128;
 
+/// How many rows may wait for someone else's lock at the same time.
+const MOST_ALONE: usize = 3;
+
 /// A caller's task, and where its answer goes.
 type Asked = (Prepared, oneshot::Sender<Result<Enqueued>>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Inserter {
     queue: Mutex<Queue>,
     more: Notify,
+    /// What waits for someone else's lock has few connections: the others are for those who need not wait.
+    alone: Semaphore,
+}
+
+impl Default for Inserter {
+    fn default() -> Self {
+        Self { queue: Mutex::default(), more: Notify::new(), alone: Semaphore::new(MOST_ALONE) }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -180,7 +191,9 @@ async fn insert_alone(shared: Arc<Shared>, mut prepared: Prepared, answer: onesh
         let task = &mut prepared.task;
         (task.status, task.locked_by, task.locked_at) = (Status::Pending, None, None);
     }
+    let turn = shared.inserter.alone.acquire().await;
     let written = shared.store.insert_prepared(vec![prepared], Callers::One, shared.clock.now()).await;
+    drop(turn);
     shared.signals.tally.add(written.iter().filter_map(|(_, result)| new(result)));
     if let Some((prepared, result)) = written.into_iter().next() {
         reply(&shared, prepared, result, answer);

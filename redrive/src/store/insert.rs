@@ -322,7 +322,7 @@ async fn insert_try(
         return insert_once(c, tables, tasks, turn, now).await;
     };
     if turn.is_committed(c).await? {
-        return written_before(c, tasks).await;
+        return written_before(c, tables, tasks).await;
     }
     match insert_once(c, tables, tasks, Some(turn), now).await {
         // The earlier try is still on its way: wait for it, rather than write its rows under another turn.
@@ -332,13 +332,21 @@ async fn insert_try(
 }
 
 /// What an earlier try has written: all, but what others had the keys of. (One whose key's owner has ended since is given
-/// its own id: that it was a duplicate cannot be told any more. Its call was made good by that owner.)
-async fn written_before(c: &mut Connection<'_>, tasks: &[&Task]) -> sqlx::Result<Vec<Option<Enqueued>>> {
+/// its own id: that it was a duplicate cannot be told any more. Its call was made good by that owner. But what was written as
+/// running, for this node, is there until this node ends it: if it is not, it was a duplicate, and must not run without a row.)
+async fn written_before(
+    c: &mut Connection<'_>,
+    tables: &Tables,
+    tasks: &[&Task],
+) -> sqlx::Result<Vec<Option<Enqueued>>> {
     let hashes: Vec<KeyHash> = tasks.iter().filter_map(|t| t.key_hash()).collect();
     let owners = key_owners(c, &hashes).await?;
+    let ours: Vec<TaskId> = tasks.iter().filter(|t| t.locked_by.is_some()).map(|t| t.id).collect();
+    let there = super::task::existing_tasks(c, tables, &ours).await?;
     let answer = |task: &&Task| {
         let owner = task.key_hash().and_then(|hash| owners.get(&hash).copied()).unwrap_or(task.id);
-        Some(Enqueued { id: owner, existed: owner != task.id })
+        let is_gone = task.locked_by.is_some() && !there.contains(&task.id);
+        Some(Enqueued { id: owner, existed: owner != task.id || is_gone })
     };
     Ok(tasks.iter().map(answer).collect())
 }
