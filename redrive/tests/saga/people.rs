@@ -1,11 +1,12 @@
 //! What people do about sagas.
 
-use redrive::saga::{OnUndoFailure, SagaState};
+use redrive::TaskId;
+use redrive::saga::{Definition, OnUndoFailure, SagaState, UndoKind, With};
 use redrive::store::AuditFilter;
 use serde_json::json;
 
 use crate::harness::{Db, stores};
-use crate::script::{Say, World, play, quick, settled, trip, until};
+use crate::script::{Say, World, play, quick, settled, trip, until, until_letter};
 
 stores!(
     an_undo_that_is_left_out_is_a_gap,
@@ -15,6 +16,9 @@ stores!(
     a_saga_that_was_going_back_goes_forward,
     a_saga_with_a_wrong_input_is_given_another,
     what_waits_is_tried_now_and_what_was_given_up_again,
+    the_point_of_no_return_cannot_be_passed_while_anything_is_undone,
+    what_a_letter_brings_back_is_under_way_for_all_to_see,
+    one_handler_for_the_whole_that_is_stuck_can_be_left_out_or_called_done,
 );
 
 /// What the audit says was done, the oldest first.
@@ -118,5 +122,63 @@ async fn what_waits_is_tried_now_and_what_was_given_up_again(db: Db) {
     db.store.discard(&ids, "eve", None, db.store.now().await.unwrap()).await.unwrap();
     assert_eq!(engine.sagas().retry_now("t", Some("ada"), None).await.unwrap(), 1);
     assert_eq!(until(&engine, "t", SagaState::is_final).await, SagaState::Succeeded);
+    engine.stop().await;
+}
+
+/// Letters become tasks again.
+async fn redrive(engine: &redrive::Engine, letters: &[TaskId]) {
+    engine.store().redrive(letters, None, "ada", engine.store().now().await.unwrap()).await.unwrap();
+    engine.wake();
+}
+
+async fn the_point_of_no_return_cannot_be_passed_while_anything_is_undone(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let mut definition = trip();
+    (definition.steps[2].pivot, definition.steps[2].undo) = (true, UndoKind::Irreversible);
+    world.will("car", [Say::Unknown]).will("flight/undo", [Say::Hold]);
+    assert_eq!(play(&engine, definition, "t").await, SagaState::Stuck);
+    let letters = until_letter(&db).await;
+    engine.sagas().cancel("t", Some("ada"), None).await.unwrap();
+    world.until_seen("flight/undo", 1).await;
+    let late = engine.sagas().resolve("t", "car", json!(1), Some("bob"), None).await.unwrap_err().to_string();
+    assert!(late.contains("is being undone"), "{late}");
+    redrive(&engine, &letters).await;
+    while db.count("retry_task").await > 1 {} // the letter's task leaves, the undo is under way
+    world.let_go();
+    assert_eq!(settled(&engine, "t").await, SagaState::CompensatedWithGaps);
+    assert_eq!(world.seen(), ["hotel", "flight", "car", "flight/undo", "hotel/undo"]);
+    engine.stop().await;
+}
+
+async fn what_a_letter_brings_back_is_under_way_for_all_to_see(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("car", [Say::Refuse]).will("flight/undo", [Say::Refuse, Say::Hold]);
+    assert_eq!(play(&engine, trip(), "t").await, SagaState::Stuck);
+    redrive(&engine, &until_letter(&db).await).await;
+    world.until_seen("flight/undo", 2).await;
+    let busy = engine.sagas().forward("t", Some("bob"), None).await.unwrap_err().to_string();
+    assert!(busy.contains("still being stopped or undone"), "{busy}");
+    world.let_go();
+    assert_eq!(settled(&engine, "t").await, SagaState::Compensated);
+    engine.stop().await;
+}
+
+async fn one_handler_for_the_whole_that_is_stuck_can_be_left_out_or_called_done(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let with = With { method: Some("go".into()), policy: Some(quick()), ..With::default() };
+    let definition = Definition { compensate_with: Some(with), ..trip() };
+    for (id, ends) in [("t", SagaState::Compensated), ("u", SagaState::CompensatedWithGaps)] {
+        world.will("car", [Say::Refuse]).will("compensate/undo", [Say::Refuse]);
+        assert_eq!(play(&engine, definition.clone(), id).await, SagaState::Stuck);
+        match ends {
+            SagaState::Compensated => engine.sagas().resolve(id, "compensate", json!(1), Some("ada"), None).await,
+            _ => engine.sagas().skip(id, "compensate", Some("ada"), None).await,
+        }
+        .unwrap();
+        assert_eq!(until(&engine, id, SagaState::is_final).await, ends);
+    }
     engine.stop().await;
 }

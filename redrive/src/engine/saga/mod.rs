@@ -202,7 +202,7 @@ async fn attempt(
         Ok(params) => params,
         Err(undecodable) => return undecodable.into(),
     };
-    let saga = match wanted(journals, store, &params, task.attempts > 0).await {
+    let saga = match wanted(journals, store, &params, !is_just_made(task)).await {
         Ok(Wanted::Yes(saga)) => saga,
         Ok(Wanted::Stopped) => return leave(journals, &params).await.into(),
         Ok(Wanted::No) => return Outcome::Done.into(),
@@ -220,11 +220,29 @@ async fn attempt(
         Err(StepError::Failed(failure)) if task.policy.classify(&failure.kind) == Class::Retry => {
             return Outcome::Failed(Failure { class: Class::Retry, ..failure }).into();
         }
-        Err(StepError::Refused(error)) => gone_wrong(&cx.work, true, &error),
+        Err(StepError::Refused(error)) if cx.work.op != Op::Run || is_first(task) => gone_wrong(&cx.work, true, &error),
+        Err(StepError::Refused(error)) => {
+            gone_wrong(&cx.work, false, &format!("refused, but an earlier attempt may have had an effect: {error}"))
+        }
         Err(StepError::Unknown(error)) => gone_wrong(&cx.work, false, &error),
         Err(StepError::Failed(failure)) => gone_wrong(&cx.work, false, &failure.message),
     };
     end(journals, &cx, event).await.into()
+}
+
+/// Whether nobody can have tried this before: only then does a refusal say that it has had no effect. A task that was written as running
+/// has version 0 at its first attempt, one that was claimed for it has 1; and a letter that was brought back had its attempts before.
+fn is_first(task: &Task) -> bool {
+    task.version <= 1 && task.attempts + task.crashes + task.postponements == 0 && task.origin_id.is_none()
+}
+
+/// For how long after it is made a task goes by what its node remembers of its saga.
+const JUST_NOW: Duration = Duration::from_secs(1);
+
+/// Whether a task was taken to be run a moment after the journal was written for it. What waited for long, or was tried before, must not go
+/// by what was remembered then: people may have said otherwise since.
+fn is_just_made(task: &Task) -> bool {
+    is_first(task) && task.locked_at.is_some_and(|taken| taken.since(task.created_at) < JUST_NOW)
 }
 
 /// Whether a saga wants some work to be done.
@@ -236,18 +254,26 @@ enum Wanted {
     No,
 }
 
-/// Whether its saga still wants this. What is known here may be out of date: whoever is not wanted, or has failed before, looks again.
+/// Whether its saga still wants this. What is known here may be out of date: whoever is not wanted, or was not made just now, looks
+/// again. What had failed, and a person has brought back, is begun again in the journal before it is: otherwise the saga could be sent
+/// elsewhere while it runs.
 async fn wanted(journals: &Journals, store: &Store, params: &StepParams, fresh: bool) -> Result<Wanted> {
+    let (id, work) = (&params.saga, &params.work);
     if !fresh
-        && let Some(saga) = journals.memory.get(store, &params.saga, false).await?
-        && saga.wants(&params.work)
+        && let Some(saga) = journals.memory.get(store, id, false).await?
+        && saga.wants(work)
+        && saga.is_awaited(work)
     {
         return Ok(Wanted::Yes(saga));
     }
-    Ok(match journals.memory.get(store, &params.saga, true).await? {
-        Some(saga) if saga.wants(&params.work) => Wanted::Yes(saga),
-        Some(saga) if saga.is_awaited(&params.work) => Wanted::Stopped,
-        _ => Wanted::No,
+    let Some(mut saga) = journals.memory.get(store, id, true).await? else { return Ok(Wanted::No) };
+    if saga.wants(work) && !saga.is_awaited(work) {
+        saga = journals.tell(id, Tell::Again(work.clone())).await?.state;
+    }
+    Ok(match () {
+        () if saga.wants(work) => Wanted::Yes(saga),
+        () if saga.is_awaited(work) => Wanted::Stopped,
+        () => Wanted::No,
     })
 }
 
