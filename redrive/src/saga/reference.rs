@@ -188,18 +188,26 @@ impl Reference {
         match &self.def(i).kind {
             StepKind::Sleep { time } if step.run == Open => Some(step.began + *time),
             StepKind::WaitFor { timeout, .. } if step.run == Open => timeout.map(|time| step.began + time),
-            StepKind::Reserve { ttl, .. } if step.run == Done && self.may_turn() => Some(step.done + *ttl),
+            StepKind::Reserve { ttl, .. } if step.run == Done && self.is_timed() => Some(step.done + *ttl),
             _ => None,
         }
     }
 
     fn deadline(&self) -> Option<Timestamp> {
-        self.definition.deadline.filter(|_| self.may_turn()).map(|time| self.timed_from + time)
+        self.definition.deadline.filter(|_| self.is_timed()).map(|time| self.timed_from + time)
     }
 
     /// Whether it goes back by itself if there is a reason.
     fn may_turn(&self) -> bool {
         self.back.is_none() && !self.committed && !self.has_doubts()
+    }
+
+    /// Whether it does so when a time is up: not while a person has what is in doubt tried again.
+    fn is_timed(&self) -> bool {
+        let again = |i: usize| {
+            self.steps[i].run == Open && self.steps[i].was_unknown && self.def(i).undo == UndoKind::Irreversible
+        };
+        self.may_turn() && !self.all().any(again)
     }
 
     fn back_to(&self, i: usize) -> Option<&str> {
@@ -504,12 +512,11 @@ impl Reference {
         }
     }
 
-    /// Whether an attempt at this would be of use. Going back it would not, but for what runs and is not gone back over, and for the
-    /// pivot if it runs.
+    /// Whether an attempt at this would be of use. Going back it would not, but for what runs and is not gone back over.
     pub(super) fn wants(&self, work: &Work) -> bool {
         let (how, i) = (self.how(work), work.step.as_ref().map(|name| self.place(name)));
         let is_open = self.ended.is_none() && (how == Open || how.has_failed());
-        let stays = i.is_some_and(|i| how == Open && (self.def(i).pivot || !self.in_scope(i)));
+        let stays = i.is_some_and(|i| how == Open && !self.in_scope(i));
         is_open
             && if work.op == Op::Undo {
                 self.back.is_some()
@@ -520,8 +527,7 @@ impl Reference {
 
     /// The runs that are to be stopped when it turns back.
     pub(super) fn to_be_stopped(&self) -> Vec<&str> {
-        let stop =
-            |i: &usize| self.in_scope(*i) && self.is_call(*i) && self.steps[*i].run == Open && !self.def(*i).pivot;
+        let stop = |i: &usize| self.in_scope(*i) && self.is_call(*i) && self.steps[*i].run == Open;
         self.all().filter(stop).map(|i| &*self.def(i).name).collect()
     }
 }

@@ -297,9 +297,7 @@ impl State {
     /// Whether this is the run of the pivot, which failed, and something is being undone, be it of another step. Whoever calls it done
     /// now would have the saga go forward over what is being taken back.
     fn is_too_late_for_pivot(&self, work: &Work) -> bool {
-        let pivot = self.place(work).filter(|i| self.flow.pivot == Some(*i) && work.op == Op::Run);
-        let step = pivot.and_then(|i| self.steps.get(i)).filter(|step| step.round == work.round);
-        step.is_some_and(|step| step.run.has_failed()) && self.has_begun_undoing()
+        self.is_pivot(work) && self.at(work).is_some_and(Doing::has_failed) && self.has_begun_undoing()
     }
 
     /// Whether any undo has begun since it last went forward.
@@ -340,10 +338,7 @@ impl State {
             return Err(not(format!("{} is not under way and has not failed", work.place())));
         }
         *doing = Doing::Skipped;
-        if work.op == Op::Run && self.flow.pivot.is_some() && self.place(work) == self.flow.pivot && self.back.is_none()
-        {
-            self.committed = true;
-        }
+        self.committed |= self.is_pivot(work) && self.back.is_none();
         Ok(())
     }
 
@@ -478,6 +473,12 @@ impl State {
         irreversible && !self.committed && matches!(self.steps.get(i).map(|s| &s.run), Some(Doing::Unknown(_)))
     }
 
+    /// It may have happened, cannot be undone, and a person has it tried again: no time that is up turns it back meanwhile.
+    pub(crate) fn is_tried_again(&self, i: usize) -> bool {
+        let irreversible = self.flow.step(i).is_some_and(|step| step.undo == UndoKind::Irreversible);
+        irreversible && self.steps.get(i).is_some_and(|step| step.in_doubt && step.run == Doing::Started)
+    }
+
     /// The steps that are to be undone, if it goes back.
     pub(crate) fn scope(&self) -> Steps {
         match &self.back {
@@ -551,17 +552,21 @@ impl State {
     pub(crate) fn wants(&self, work: &Work) -> bool {
         let Some(doing) = self.at(work).filter(|doing| doing.is_open()) else { return false };
         let fits = match work.op {
-            Op::Run => self.back.is_none() || (*doing == Doing::Started && self.goes_on(work)),
+            Op::Run => self.back.is_none() || (*doing == Doing::Started && self.is_beside(work)),
             Op::Undo => self.back.is_some(),
             Op::Confirm => true,
         };
         self.ended.is_none() && fits
     }
 
-    /// Whether a run that is under way is left to itself when the saga goes back: the pivot's, on which the way depends, and all that is
-    /// not gone back over.
-    fn goes_on(&self, work: &Work) -> bool {
-        self.place(work).is_some_and(|i| self.flow.pivot == Some(i) || !has(self.scope(), i))
+    /// Whether a step is none of those that the saga goes back over: what is under way of it is left to itself.
+    fn is_beside(&self, work: &Work) -> bool {
+        self.place(work).is_some_and(|i| !has(self.scope(), i))
+    }
+
+    /// Whether this is the run of the pivot.
+    fn is_pivot(&self, work: &Work) -> bool {
+        work.op == Op::Run && self.flow.pivot.is_some() && self.place(work) == self.flow.pivot
     }
 
     /// Whether the saga waits to hear how this ends.

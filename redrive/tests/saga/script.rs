@@ -97,9 +97,14 @@ impl World {
 
     /// An engine, and its clock to be moved.
     pub async fn engine_and_clock(&self, store: &Store) -> (Engine, Clock) {
+        self.engine_and_clock_with(store, MethodOptions::default()).await
+    }
+
+    /// The same with limits.
+    pub async fn engine_and_clock_with(&self, store: &Store, options: MethodOptions) -> (Engine, Clock) {
         let clock = Clock::starting_at(store.now().await.unwrap());
         let builder = quick_engine(store).clock(clock.clone());
-        let engine = builder.saga_runner("go", MethodOptions::default(), self.clone()).start().await.unwrap();
+        let engine = builder.saga_runner("go", options, self.clone()).start().await.unwrap();
         (engine, clock)
     }
 

@@ -378,8 +378,13 @@ async fn write(shared: &Arc<Shared>, ready: Vec<(Append, Entry, Outcome)>, locks
     match shared.store.append_sagas(&appends, locks == Locks::Wait, now).await {
         Ok(written) => {
             shared.journal_moment("after");
+            let won = || appends.iter().zip(&written).filter(|(_, won)| **won).flat_map(|(append, _)| &append.tasks);
+            let others = won().any(|task| task.due <= now && !shared.owns(task.lane, task.shard()));
             for ((append, (entry, outcome)), won) in appends.into_iter().zip(ready).zip(written) {
                 if won { accept(shared, append, entry, outcome) } else { lose(shared, &append, entry) }
+            }
+            if others && let Err(e) = shared.store.wake_others().await {
+                tracing::debug!(error = %e, "other nodes could not be woken; their scans will find what is due");
             }
             true
         }
@@ -481,4 +486,43 @@ async fn leave_held(shared: &Arc<Shared>, mut entries: Vec<Entry>, e: &Error) ->
         answered &= Box::pin(flush(shared, half.into_iter().flat_map(Entry::again).collect(), Locks::Leave)).await;
     }
     answered
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::saga::{Op, Work};
+
+    use super::*;
+
+    fn asked(bytes: usize) -> Asked {
+        let work = Work { step: Some("a".into()), op: Op::Run, round: 1 };
+        let output = json!("x".repeat(bytes));
+        Asked::new("t".into(), Tell::Event(Event::Done { work, output, by: None }), oneshot::channel().0)
+    }
+
+    #[test]
+    fn a_flush_takes_so_many_bytes_and_always_one() {
+        let mut queue: VecDeque<Asked> = [1, 1, MOST_BYTES / 2, MOST_BYTES / 2, 2 * MOST_BYTES, 1].map(asked).into();
+        let mut taken = || take_some(&mut queue).len();
+        assert_eq!([taken(), taken(), taken(), taken(), taken()], [3, 1, 1, 1, 0]);
+    }
+
+    #[test]
+    fn what_is_asked_of_a_saga_that_was_set_aside_waits_by_itself_in_its_order() {
+        let journals = Journals::default();
+        let ask = |id: &str| Asked { id: id.into(), ..asked(1) };
+        ["a", "b", "a"].into_iter().for_each(|id| journals.push(ask(id)));
+        let ids = |asked: &[Asked]| asked.iter().map(|asked| asked.id.clone()).collect::<Vec<_>>();
+        journals.set_aside("a");
+        journals.put_back(vec![Asked { reread: true, ..ask("a") }]);
+        journals.push(ask("a"));
+        assert_eq!(ids(&journals.take()), ["b"]);
+        let aside = journals.take_aside("a").unwrap();
+        assert!(aside.len() == 4 && aside.first().is_some_and(|asked| asked.reread), "{aside:?}");
+        assert!(journals.take_aside("a").is_none());
+        journals.push(ask("a"));
+        assert_eq!(ids(&journals.take()), ["a"], "one of all again");
+    }
 }

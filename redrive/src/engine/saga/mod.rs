@@ -204,7 +204,7 @@ async fn attempt(
     };
     let saga = match wanted(journals, store, &params, !is_just_made(task)).await {
         Ok(Wanted::Yes(saga)) => saga,
-        Ok(Wanted::Stopped) => return leave(journals, &params).await.into(),
+        Ok(Wanted::Stopped) => return leave(journals, &params, is_first(task)).await.into(),
         Ok(Wanted::No) => return Outcome::Done.into(),
         Err(e) => return failed(&e).into(),
     };
@@ -278,9 +278,9 @@ async fn wanted(journals: &Journals, store: &Store, params: &StepParams, fresh: 
 }
 
 /// Its saga has turned back before this attempt, and [`STOP`] has not come for it yet. Without a word about it the saga would wait for
-/// ever; and only of an attempt that was never made is it known that it had no effect, so nothing is claimed.
-async fn leave(journals: &Journals, params: &StepParams) -> Outcome {
-    let event = gone_wrong(&params.work, false, "stopped: the saga goes back");
+/// ever. Only of what nobody has tried before is it known that it had no effect.
+async fn leave(journals: &Journals, params: &StepParams, untried: bool) -> Outcome {
+    let event = gone_wrong(&params.work, untried, "stopped: the saga goes back");
     match journals.tell(&params.saga, Tell::Event(event)).await {
         Ok(_) | Err(Error::NotFound { .. }) => Outcome::Done,
         Err(e) => failed(&e),
@@ -334,13 +334,14 @@ fn failed(e: &Error) -> Outcome {
     Outcome::Failed(Failure::retry(Kind::ERROR, format!("the saga's journal: {e}")))
 }
 
-/// A step's task was given up: what came of it is not known.
+/// A step's task was given up: what came of it is not known, unless nobody has ever had it.
 async fn hear(journals: &Journals, failure: FinalFailure) -> Result<(), Verdict> {
     let params: StepParams = serde_json::from_value(failure.params)?;
     let why = serde_json::to_value(failure.reason).ok().and_then(|reason| reason.as_str().map(str::to_owned));
     let error = failure.error.unwrap_or_else(|| why.clone().unwrap_or_default());
     let error = format!("{}: {error}", why.unwrap_or_default());
-    match journals.tell(&params.saga, Tell::Event(gone_wrong(&params.work, false, &error))).await {
+    let event = gone_wrong(&params.work, failure.untouched && params.work.op == Op::Run, &error);
+    match journals.tell(&params.saga, Tell::Event(event)).await {
         Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
         Err(e) => Err(e.into()),
     }
@@ -404,12 +405,14 @@ impl Shared {
         self.store.saga_task(NewTask::new(STOP, &params)?.no_key().business(BUSINESS, id).policy(policy), now)
     }
 
-    /// Cancels the tasks of this work. What runs may still succeed.
+    /// Cancels the tasks of this work, unless it is wanted again: then there are new ones, made after those that are looked at here. What runs
+    /// may still succeed.
     async fn stop_work(&self, params: &StopParams) -> Result<()> {
-        for task in self.saga_tasks(&params.saga).await? {
-            let is_meant =
-                serde_json::from_str::<StepParams>(&task.params).is_ok_and(|p| params.work.contains(&p.work));
-            if !is_meant {
+        let tasks = self.saga_tasks(&params.saga).await?;
+        let saga = self.sagas.journals.memory.get(&self.store, &params.saga, true).await?;
+        let is_unwanted = |work: &Work| params.work.contains(work) && !saga.as_ref().is_some_and(|s| s.wants(work));
+        for task in tasks {
+            if !serde_json::from_str::<StepParams>(&task.params).is_ok_and(|p| is_unwanted(&p.work)) {
                 continue;
             }
             match self.store.cancel(task.id, self.clock.now()).await {
