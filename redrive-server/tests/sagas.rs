@@ -238,6 +238,61 @@ async fn what_is_under_way_is_asked_for_and_a_signal_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_may_have_happened_is_not_called_refused() {
+    let (service, redrive) = (Service::default(), Redrive::start());
+    let at = service.start().await;
+    // The first request was done and its answer lost; the second is told that there is one already.
+    service.answers("POST /flight", &[500, 409]);
+    redrive.ask("POST", "/sagas", &new("r1", &at)).await;
+    redrive.until("r1", "compensated").await;
+    assert!(service.asked().contains(&"DELETE /flight/r1%2Fflight%2Frun".into()), "{:?}", service.asked());
+
+    // A job was taken, and nobody may look at it. Its undo is taken as well, and lost once.
+    let service = Service::default();
+    let at = service.start().await;
+    service.answers("POST /hotel", &[202]);
+    service.answers("GET /jobs/7", &[401, 404, 200]);
+    service.answers("DELETE /hotel/r2%2Fhotel%2Frun", &[202]);
+    redrive.ask("POST", "/sagas", &new("r2", &at)).await;
+    redrive.until("r2", "compensated").await;
+    let (hotel, job, undo) = ("POST /hotel", "GET /jobs/7", "DELETE /hotel/r2%2Fhotel%2Frun");
+    assert_eq!(service.asked(), [hotel, job, undo, job, undo, job]);
+
+    // Nobody says how a payment is undone: if it is not known whether it happened, that is for a person.
+    let service = Service::default();
+    let at = service.start().await;
+    service.answers("POST /pay", &[500]);
+    let pay = json!({ "name": "pay", "pivot": true, "do": { "url": format!("{at}/pay") } });
+    redrive.ask("POST", "/sagas", &json!({ "id": "r3", "saga": { "name": "n", "steps": [pay] } })).await;
+    redrive.until("r3", "stuck").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_changes_neither_where_a_request_goes_nor_what_it_says() {
+    let (service, redrive) = (Service::default(), Redrive::start());
+    let at = service.start().await;
+    let steps = json!([
+        { "name": "a", "do": { "url": format!("{at}/a/{{{{input.id}}}}/cancel"), "headers": { "x-who": "{{input.who}}" } },
+          "undo": "none" }
+    ]);
+    for (n, (input, said)) in [
+        (json!({ "id": "..", "who": "Ada" }), "in an address"),
+        (json!({ "id": "", "who": "Ada" }), "in an address"),
+        (json!({ "id": "7", "who": "Ada\nx: y" }), "header x-who"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let id = format!("v{n}");
+        let saga = json!({ "id": id, "input": input, "saga": { "name": "n", "steps": steps } });
+        assert_eq!(redrive.ask("POST", "/sagas", &saga).await.0, 201);
+        let ended = redrive.until(&id, "failed").await;
+        assert!(ended["steps"][0]["error"].as_str().unwrap().contains(said), "{ended:#}");
+    }
+    assert_eq!(service.asked(), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_wait_whose_time_is_up_is_not_shown_as_done() {
     let redrive = Redrive::start();
     let wait = json!({ "name": "approval", "kind": { "wait_for": { "signal": "approved", "timeout": "50ms" } } });

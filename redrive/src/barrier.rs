@@ -27,6 +27,7 @@ use serde::Serialize;
 use serde_json::Value as Json;
 
 use crate::error::{Error, Fault, Problems, Result};
+use crate::saga::SagaState;
 use crate::store::{Connection, Dialect, Query, Row, database_error, make_alone, query, script_of};
 
 /// How long rows should be kept, if nothing is known of the sagas: 90 days. It must be more than the longest saga takes, with all its retries
@@ -201,20 +202,30 @@ pub fn table_sql(dialect: Dialect) -> String {
 /// Removes rows that are older than this by the database's clock, the oldest first and `limit` at the most; how many there were. Call it again
 /// while it is `limit`. [`KEEP`] says how long rows should live.
 pub async fn expire(connection: impl Into<Connection<'_>>, older_than: Duration, limit: u32) -> Result<u64> {
-    let mut c = connection.into();
-    let now = clock(c.dialect());
+    remove(&mut connection.into(), older_than, limit, "").await
+}
+
+/// The same in redrive's own database, where it is known which sagas have not ended: their rows stay, however old they are.
+pub(crate) async fn expire_ended(c: &mut Connection<'_>, older_than: Duration, limit: u32) -> Result<u64> {
+    let live = SagaState::ALL.into_iter().filter(|state| !state.is_final());
+    let live = live.map(|state| format!("'{}'", state.as_str())).collect::<Vec<_>>().join(", ");
+    let none_lives = format!(
+        "AND NOT EXISTS (SELECT 1 FROM redrive_saga AS s WHERE s.id = redrive_barrier.saga_id AND s.state IN ({live}))"
+    );
+    remove(c, older_than, limit, &none_lives).await
+}
+
+async fn remove(c: &mut Connection<'_>, older_than: Duration, limit: u32, also: &str) -> Result<u64> {
+    let old = format!("created_at < {} - ? {also} ORDER BY created_at LIMIT ?", clock(c.dialect()));
     let sql = match c.dialect() {
-        Dialect::Sqlite => format!(
-            "DELETE FROM redrive_barrier WHERE rowid IN \
-             (SELECT rowid FROM redrive_barrier WHERE created_at < {now} - ? ORDER BY created_at LIMIT ?)"
-        ),
+        Dialect::Sqlite => {
+            format!("DELETE FROM redrive_barrier WHERE rowid IN (SELECT rowid FROM redrive_barrier WHERE {old})")
+        }
         Dialect::Postgres => format!(
             "DELETE FROM redrive_barrier WHERE ctid = ANY(ARRAY \
-             (SELECT ctid FROM redrive_barrier WHERE created_at < {now} - ? ORDER BY created_at LIMIT ? FOR UPDATE SKIP LOCKED))"
+             (SELECT ctid FROM redrive_barrier WHERE {old} FOR UPDATE SKIP LOCKED))"
         ),
-        Dialect::MySql => {
-            format!("DELETE FROM redrive_barrier WHERE created_at < {now} - ? ORDER BY created_at LIMIT ?")
-        }
+        Dialect::MySql => format!("DELETE FROM redrive_barrier WHERE {old}"),
     };
     let age = i64::try_from(older_than.as_millis()).unwrap_or(i64::MAX / 2);
     let removed = c.execute(query(sql).bind(age).bind(limit)).await;

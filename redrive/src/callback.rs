@@ -58,6 +58,9 @@ pub struct FinalFailure<P = serde_json::Value> {
     /// Its last error.
     #[serde(default)]
     pub error: Option<String>,
+    /// Whether no node has ever had it: it has had no effect.
+    #[serde(default)]
+    pub untouched: bool,
 }
 
 /// Why a task was given up.
@@ -149,6 +152,7 @@ fn final_failure(task: &Task, change: &Change, reason: GivenUp) -> Option<Result
         reason,
         error_kind: kind,
         error,
+        untouched: task.is_untouched(),
     };
     Some(NewTask::new(method, &told))
 }

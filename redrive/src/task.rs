@@ -206,6 +206,11 @@ pub struct Task {
 }
 
 impl Task {
+    /// Whether no node has ever had it, nor the letter that it may come from.
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.status == Status::Pending && self.version == 0 && self.origin_id.is_none()
+    }
+
     /// The shard it belongs to.
     pub fn shard(&self) -> u8 {
         self.id.shard()

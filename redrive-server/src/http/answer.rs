@@ -33,6 +33,9 @@ pub struct Answer {
     /// What else is to be said of it.
     #[serde(skip)]
     pub(crate) note: Option<String>,
+    /// Whether the request was taken (303), and this is the answer to a look at what came of it.
+    #[serde(skip)]
+    pub(crate) taken: bool,
 }
 
 /// The most of a body that is read and kept.
@@ -61,7 +64,16 @@ impl Answer {
         body.truncate(LONGEST_BODY);
         let (body, body_base64) = text_or_base64(body, truncated);
         let retry_after = retry_after(headers, now);
-        Self { status: status.as_u16(), headers: kept(headers), body, body_base64, truncated, retry_after, note: None }
+        Self {
+            status: status.as_u16(),
+            headers: kept(headers),
+            body,
+            body_base64,
+            truncated,
+            retry_after,
+            note: None,
+            taken: false,
+        }
     }
 
     /// Whether its status is one of success.

@@ -18,7 +18,7 @@ use axum::body::Bytes;
 use redrive::gate::GateConfig;
 use redrive::{Builder, Clock, Context, Error, ErrorKind, HttpSettings, Kind, MethodOptions, Result, Settings};
 use reqwest::header::{HeaderMap, LOCATION};
-use reqwest::{Client, Method, Url};
+use reqwest::{Client, Method, StatusCode, Url};
 use rustls_platform_verifier::BuilderVerifierExt;
 
 use super::answer::Answer;
@@ -57,6 +57,8 @@ struct Route {
 pub struct DeliveryError {
     kind: Kind,
     message: String,
+    /// Whether a first address was called, and has sent us on.
+    redirected: bool,
 }
 
 /// How long an attempt may take if its policy does not say.
@@ -196,9 +198,9 @@ impl HttpDelivery {
 
     async fn follow(&self, mut hop: Hop<'_>) -> Result<Answer, DeliveryError> {
         let most = self.0.max_redirects;
-        let mut left = most;
+        let (mut left, mut taken) = (most, false);
         loop {
-            let response = self.send(&hop).await?;
+            let response = self.send(&hop).await.map_err(|e| DeliveryError { redirected: left < most, ..e })?;
             let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
             let note = match next(&hop.method, &hop.url, response.status(), location) {
                 Next::Answer => None,
@@ -210,12 +212,13 @@ impl HttpDelivery {
                 }
                 Next::To { url, method, with_body } => {
                     left -= 1;
+                    taken |= response.status() == StatusCode::SEE_OTHER;
                     hop = hop.to(url, method, with_body);
                     continue;
                 }
             };
             let answer = Answer::read(response, Clock::system().now()).await;
-            return answer.map(|answer| Answer { note, ..answer }).map_err(|e| DeliveryError::of(&e, &hop.url));
+            return answer.map(|answer| Answer { note, taken, ..answer }).map_err(|e| DeliveryError::of(&e, &hop.url));
         }
     }
 
@@ -291,8 +294,14 @@ fn unusable(e: &dyn StdError) -> Error {
 }
 
 impl DeliveryError {
+    /// Whether nothing was sent to anybody.
+    pub(crate) fn is_unsent(&self) -> bool {
+        let never_left = ["refused_address", "invalid_data", "unknown_target"].contains(&self.kind.as_str());
+        never_left && !self.redirected
+    }
+
     fn new(kind: impl Into<Kind>, message: impl Into<String>) -> Self {
-        Self { kind: kind.into(), message: message.into() }
+        Self { kind: kind.into(), message: message.into(), redirected: false }
     }
 
     /// What a client's error means.

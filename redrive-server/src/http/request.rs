@@ -158,7 +158,7 @@ impl HttpRequest {
     }
 
     /// Its own headers; those that are none are left out.
-    pub(super) fn header_map(&self) -> HeaderMap {
+    pub(crate) fn header_map(&self) -> HeaderMap {
         let header = |(name, value): (&String, &String)| {
             Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::from_str(value).ok()?))
         };

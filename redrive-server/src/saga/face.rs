@@ -174,7 +174,9 @@ fn step_of(at: &str, json: Value, problems: &mut Problems) -> Option<StepDef> {
         if calls { "must say what request is made" } else { "is not for a step that only waits" }.into()
     });
     step.undo = kind.unwrap_or_else(|| match &spec.run {
-        Some(run) if !run.is_safe() && !step.pivot => UndoKind::Compensate,
+        // Of which nobody says how to undo it: if it is not known whether it happened, a person must decide.
+        Some(run) if !run.is_safe() && step.pivot => UndoKind::Irreversible,
+        Some(run) if !run.is_safe() => UndoKind::Compensate,
         _ => UndoKind::Nothing,
     });
     let part = |asks: &Option<Asks>| asks.as_ref().map(Asks::part);

@@ -14,17 +14,21 @@
 //! What is under way is looked for at its `Location`, if that is at the same origin, for as long as one attempt may take. After that the
 //! request is made again, under the same key: whoever has it under way answers as before.
 //!
+//! A request that was taken (202, 303) is not refused by what is said to a look at it: 4xx is not known then, and an undo of which nothing
+//! is found there is tried again.
+//!
 //! What came of a step, for those after it: `{"status": 201, "headers": {…}, "body": …}`.
 
 use std::time::Duration;
 
+use redrive::Failure;
 use redrive::saga::{Op, Ran, StepCx, StepError, StepRunner};
-use redrive::{ErrorKind as _, Failure};
+use reqwest::header::HeaderValue;
 use serde_json::{Value, json};
 
 use super::face::{Asks, Spec};
 use super::template::{Root, Values};
-use crate::http::{Answer, HttpDelivery, HttpRequest};
+use crate::http::{Answer, DeliveryError, HttpDelivery, HttpRequest};
 
 /// How long what is under way is left alone, if it does not say.
 const POLL_EVERY: Duration = Duration::from_secs(2);
@@ -46,19 +50,18 @@ impl HttpSteps {
             .asks(cx.op())
             .ok_or_else(|| StepError::refused(format!("there is no request to {} it", cx.op().as_str())))?;
         let request = request(asks, cx)?;
-        let answer = self.send(cx, &request).await?;
+        let answer = self.send(cx, &request).await.map_err(|e| {
+            // What was never sent has had no effect.
+            if e.is_unsent() { StepError::refused(e) } else { StepError::of(&e) }
+        })?;
         match self.polled(cx, &request, answer).await? {
             Ok(answer) => judged(cx.op(), &answer),
             Err(wait) => Err(StepError::Ongoing(wait)),
         }
     }
 
-    async fn send(&self, cx: &StepCx, request: &HttpRequest) -> Result<Answer, StepError> {
-        self.delivery.deliver(cx.context(), request, None).await.map_err(|e| {
-            // What was never sent has had no effect.
-            let unsent = ["refused_address", "invalid_data", "unknown_target"].contains(&e.kind().as_str());
-            if unsent { StepError::refused(e) } else { StepError::of(&e) }
-        })
+    async fn send(&self, cx: &StepCx, request: &HttpRequest) -> Result<Answer, DeliveryError> {
+        self.delivery.deliver(cx.context(), request, None).await
     }
 
     /// An answer that is final; or how long to leave alone what is under way.
@@ -77,7 +80,8 @@ impl HttpSteps {
                 () = rest(wait) => waited += wait,
                 () = cx.cancelled() => return Ok(Err(wait)),
             }
-            answer = self.send(cx, look).await?;
+            answer = self.send(cx, look).await.map_err(|e| StepError::of(&e))?;
+            answer.taken = true;
         }
         Ok(Ok(answer))
     }
@@ -100,7 +104,18 @@ fn request(asks: &Asks, cx: &StepCx) -> Result<HttpRequest, StepError> {
     for (name, value) in [("saga", cx.saga_id()), ("saga-step", &cx.place()), ("saga-op", cx.op().as_str())] {
         request.headers.insert(format!("redrive-{name}"), value.to_owned());
     }
+    sendable(&request).map_err(StepError::refused)?;
     Ok(request)
+}
+
+/// Whether all its headers can be sent as they are: with values in place of templates, and with the saga's id in them. One that cannot be
+/// would be left out, and the request would be another.
+fn sendable(request: &HttpRequest) -> Result<(), String> {
+    let unsendable = |(_, value): &(&String, &String)| HeaderValue::from_str(value).is_err();
+    match request.headers.iter().find(unsendable) {
+        Some((name, _)) => Err(format!("header {name}: its value must be visible ASCII without line breaks")),
+        None => Ok(()),
+    }
 }
 
 /// What is known when a step is called.
@@ -145,7 +160,11 @@ fn elsewhere(request: &HttpRequest, location: &str) -> Option<HttpRequest> {
 fn judged(op: Op, answer: &Answer) -> Result<Value, StepError> {
     match answer.status {
         200..300 => Ok(json!({ "status": answer.status, "headers": answer.headers, "body": answer.body_value() })),
-        404 | 410 if op == Op::Undo => Ok(Value::Null),
+        404 | 410 if op == Op::Undo && !answer.taken => Ok(Value::Null),
+        404 | 410 if op == Op::Undo => {
+            let why = format!("it was taken, and is not to be found where it should be: {}", answer.said());
+            Err(StepError::Failed(Failure::retry("http.lost", why))) // not http.404, which no retry would mend
+        }
         408 | 429 | 500.. => {
             let failure = Failure::retry(format!("http.{}", answer.status), answer.said());
             Err(StepError::Failed(match answer.retry_after {
@@ -153,13 +172,15 @@ fn judged(op: Op, answer: &Answer) -> Result<Value, StepError> {
                 None => failure,
             }))
         }
-        400..500 => Err(StepError::refused(answer.said())),
+        400..500 if !answer.taken => Err(StepError::refused(answer.said())),
         _ => Err(StepError::unknown(answer.said())),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn answer(status: u16) -> Answer {
@@ -183,6 +204,30 @@ mod tests {
         assert!(matches!(judged(Op::Run, &answer(302)), Err(StepError::Unknown(_))));
         let body = Answer { body: Some("FAILURE".into()), ..answer(200) };
         assert!(judged(Op::Run, &body).is_ok(), "whatever the body says");
+    }
+
+    proptest! {
+        /// Whatever a header is, it is sent as it is, or nothing is.
+        #[test]
+        fn no_header_is_left_out(value in any::<String>()) {
+            let request = HttpRequest { headers: [("x-a".to_owned(), value)].into(), ..HttpRequest::default() };
+            prop_assert_eq!(sendable(&request).is_ok(), request.header_map().len() == 1);
+        }
+    }
+
+    #[test]
+    fn what_was_taken_is_not_refused_by_a_look_at_it() {
+        let looked = |status| Answer { taken: true, ..answer(status) };
+        for status in [400, 401, 403, 404, 409, 410, 422] {
+            assert!(matches!(judged(Op::Run, &looked(status)), Err(StepError::Unknown(_))), "{status}");
+        }
+        for status in [404, 410] {
+            let Err(StepError::Failed(failure)) = judged(Op::Undo, &looked(status)) else {
+                panic!("{status}: not done")
+            };
+            assert_eq!(redrive::Policy::default().classify(&failure.kind), redrive::Class::Retry, "{failure:?}");
+        }
+        assert!(judged(Op::Run, &looked(200)).is_ok() && judged(Op::Undo, &looked(204)).is_ok());
     }
 
     #[test]

@@ -102,8 +102,29 @@ impl Template {
         self.0.iter().filter(|piece| missing(piece)).map(shown).collect::<Vec<_>>().into_iter()
     }
 
-    /// Written out, or what is missing.
+    /// Written out, or what is missing, or cannot be in an address.
     pub(super) fn text(&self, values: &impl Values, encoding: Encoding) -> Result<String, String> {
+        let text = self.written(values, encoding)?;
+        match encoding == Encoding::Url && self.leads_astray(&text) {
+            true => Err("a value in an address must not be empty, nor `.` or `..` as a part of its path".into()),
+            false => Ok(text),
+        }
+    }
+
+    /// Whether a part of this address's path that comes of values is nothing, or leads to where the address is not meant to.
+    fn leads_astray(&self, address: &str) -> bool {
+        let meant = self.0.iter().map(|piece| match piece {
+            Piece::Text(text) => text.as_str(),
+            Piece::Value(_) => "{{}}",
+        });
+        let meant = meant.collect::<String>();
+        parts(&meant).zip(parts(address)).any(|(meant, part)| {
+            let part = part.to_ascii_lowercase().replace("%2e", ".");
+            meant.contains("{{}}") && ["", ".", ".."].contains(&part.as_str())
+        })
+    }
+
+    fn written(&self, values: &impl Values, encoding: Encoding) -> Result<String, String> {
         self.0.iter().try_fold(String::new(), |mut out, piece| {
             match piece {
                 Piece::Text(text) => out.push_str(text),
@@ -126,6 +147,11 @@ impl Template {
             _ => self.text(values, Encoding::Plain).map(Value::String),
         }
     }
+}
+
+/// The parts of an address's path, and what is before it.
+fn parts(address: &str) -> std::str::Split<'_, char> {
+    address.split(['?', '#']).next().unwrap_or_default().split('/')
 }
 
 /// A `+` is a space in a form, but not in a path.
@@ -222,6 +248,14 @@ mod tests {
 
     use super::*;
 
+    struct One(String);
+
+    impl Values for One {
+        fn value(&self, _: &Root) -> Option<Value> {
+            Some(self.0.clone().into())
+        }
+    }
+
     struct Some7;
 
     impl Values for Some7 {
@@ -251,6 +285,25 @@ mod tests {
     #[test]
     fn no_value_changes_where_an_address_leads() {
         assert_eq!(text("/p/{{input.who}}", Encoding::Url).unwrap(), "/p/Ada%20%26%20co%2F..%2Fx");
+        let with =
+            |template: &str, value: &str| Template::parse(template).unwrap().text(&One(value.into()), Encoding::Url);
+        for (template, value) in [
+            ("/p/{{input}}", ".."),
+            ("/p/{{input}}/cancel", "."),
+            ("/p/{{input}}", ""),
+            ("/p/{{input}}?a=b", ""),
+            ("/p/{{input}}{{input}}", "."),
+            ("/p/.{{input}}", "."),
+            ("/p/%2E{{input}}", "."),
+            ("/p/%2e{{input}}", ""),
+        ] {
+            assert!(with(template, value).unwrap_err().contains("in an address"), "{template} with {value:?}");
+        }
+        for (template, value) in
+            [("/p?q={{input}}", ""), ("/p/v{{input}}", ""), ("/p/../{{input}}", "7"), ("/p/{{input}}", "...")]
+        {
+            assert!(with(template, value).is_ok(), "{template} with {value:?}");
+        }
     }
 
     #[test]
@@ -284,14 +337,13 @@ mod tests {
 
         /// What goes into an address is one part of it.
         #[test]
-        fn values_in_addresses_are_one_part(value in any::<String>()) {
-            struct One(String);
-            impl Values for One {
-                fn value(&self, _: &Root) -> Option<Value> { Some(self.0.clone().into()) }
-            }
-            let path = Template::parse("/a/{{input}}/b").unwrap().text(&One(value), Encoding::Url).unwrap();
+        fn values_in_addresses_are_one_part(value in prop_oneof![any::<String>(), "[.%2eE/]{0,3}"]) {
+            let Ok(path) = Template::parse("/a/{{input}}/b").unwrap().text(&One(value), Encoding::Url) else { return Ok(()) };
             prop_assert_eq!(path.matches('/').count(), 3);
             prop_assert!(!path.contains(['?', '#', '\\', ' ']));
+            let url = url::Url::parse("https://h").unwrap().join(&path).unwrap();
+            prop_assert_eq!(url.path_segments().unwrap().count(), 3, "{}", url);
+            prop_assert!(!url.path().contains("//"));
         }
     }
 }

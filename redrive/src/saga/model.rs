@@ -236,8 +236,30 @@ impl World {
         self.stopped.extend(next.stop);
         self.state = next.state;
         assert_eq!(self.state.word(), self.reference.word(), "{:#?}", self.reference);
+        self.check_wants();
         assert_eq!(self.state.look_again_at(), self.reference.next_time(), "{:#?}", self.reference);
         !next.events.is_empty()
+    }
+
+    /// All work that there could be.
+    fn works(&self) -> Vec<Work> {
+        let steps = self.case.definition.steps.iter().zip(&self.state.steps);
+        let of = |(def, step): (&StepDef, &state::StepState)| {
+            let (name, round) = (def.name.clone(), step.round);
+            [Op::Run, Op::Undo, Op::Confirm].map(|op| Work { step: Some(name.clone()), op, round })
+        };
+        steps.flat_map(of).chain([Work { step: None, op: Op::Undo, round: 1 }]).collect()
+    }
+
+    /// What is wanted is what should be; and what has failed and is wanted can begin again.
+    fn check_wants(&self) {
+        for work in self.works() {
+            let wanted = self.state.wants(&work);
+            assert_eq!(wanted, self.reference.wants(&work), "{work:?}: {:#?}", self.reference);
+            let again = Event::Started { work: work.clone() };
+            let begins = || advance(&self.state, Some(again.clone()), self.now).is_ok();
+            assert!(!wanted || self.state.is_awaited(&work) || begins(), "{work:?}: {:#?}", self.reference);
+        }
     }
 
     /// All that is remembered is the journal.
@@ -332,10 +354,15 @@ impl World {
     /// A person wants something.
     fn wish(&mut self) {
         let by = || "ada".to_owned();
-        let event = match self.roll(12) {
+        let works = self.works();
+        let work = works[self.roll(works.len())].clone();
+        let event = match self.roll(20) {
             0..5 => Event::Rollback { why: Why::Asked { by: by(), note: None }, to: None },
             5..10 => Event::Forward { by: by() },
             10 => Event::Input { input: json!(2), by: by() },
+            11..15 => Event::Done { work, output: json!(3), by: Some(by()) },
+            15..19 if self.state.wants(&work) => Event::Started { work },
+            15..19 => return,
             _ => Event::Ended { state: SagaState::Killed, by: Some(by()) },
         };
         self.tell(Some(&event));

@@ -67,6 +67,7 @@ fn turn_back(state: &State, now: Timestamp) -> Option<Event> {
     if state.committed || (0..state.steps.len()).any(|i| state.is_undecidable(i)) {
         return None;
     }
+    let is_timed = !(0..state.steps.len()).any(|i| state.is_tried_again(i));
     let name = |i: usize| state.flow.step(i).map(|step| step.name.clone());
     for (i, step) in state.steps.iter().enumerate() {
         if let Doing::Refused(error) | Doing::Unknown(error) = &step.run {
@@ -75,12 +76,13 @@ fn turn_back(state: &State, now: Timestamp) -> Option<Event> {
         }
         if let (Doing::Done, Some(up)) = (&step.run, reserved_until(state, i, step))
             && up <= now
+            && is_timed
         {
             let to = state.flow.back_to(i).and_then(name);
             return Some(Event::Rollback { why: Why::TimeUp { step: name(i)? }, to });
         }
     }
-    let is_late = deadline(state).is_some_and(|deadline| deadline <= now);
+    let is_late = is_timed && deadline(state).is_some_and(|deadline| deadline <= now);
     is_late.then_some(Event::Rollback { why: Why::Deadline, to: None })
 }
 
@@ -216,7 +218,8 @@ impl State {
         let steps = || self.flow.steps().iter().zip(&self.steps).enumerate();
         let waits =
             steps().filter(|(_, (_, s))| s.run == Doing::Started).filter_map(|(_, (def, s))| waits_until(def, s));
-        let bounded = !self.committed && !(0..self.steps.len()).any(|i| self.is_undecidable(i));
+        let for_people = |i: usize| self.is_undecidable(i) || self.is_tried_again(i);
+        let bounded = !self.committed && !(0..self.steps.len()).any(for_people);
         let reserved =
             steps().filter(|(_, (_, s))| s.run == Doing::Done).filter_map(|(i, (_, s))| reserved_until(self, i, s));
         waits.chain(reserved.chain(deadline(self)).filter(|_| bounded)).min()
@@ -227,14 +230,12 @@ impl State {
         self.flow.place(name).and_then(|i| self.flow.step(i)).is_some_and(StepDef::is_called)
     }
 
-    /// Runs that are not wanted any more when it goes back: all in its scope but the pivot's.
+    /// Runs that are not wanted any more when it goes back: all in its scope. The pivot's may still succeed, and then there is no way back.
     fn stoppable(&self) -> Vec<Work> {
         let scope = self.scope();
         let mut all = self.under_way();
         let place = |work: &Work| work.step.as_deref().and_then(|name| self.flow.place(name));
-        all.retain(|work| {
-            work.op == Op::Run && place(work).is_some_and(|i| has(scope, i) && self.flow.pivot != Some(i))
-        });
+        all.retain(|work| work.op == Op::Run && place(work).is_some_and(|i| has(scope, i)));
         all
     }
 

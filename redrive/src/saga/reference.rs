@@ -42,6 +42,8 @@ struct Facts {
     run: How,
     undo: How,
     confirm: How,
+    /// Its run was given up in this round, and nobody knew what came of it.
+    was_unknown: bool,
     /// The how manyth run it was that began.
     nth: usize,
     began: Timestamp,
@@ -51,7 +53,7 @@ struct Facts {
 impl Facts {
     fn new(round: u32) -> Self {
         let never = Timestamp::EPOCH;
-        Self { round, run: No, undo: No, confirm: No, nth: 0, began: never, done: never }
+        Self { round, run: No, undo: No, confirm: No, was_unknown: false, nth: 0, began: never, done: never }
     }
 }
 
@@ -186,18 +188,26 @@ impl Reference {
         match &self.def(i).kind {
             StepKind::Sleep { time } if step.run == Open => Some(step.began + *time),
             StepKind::WaitFor { timeout, .. } if step.run == Open => timeout.map(|time| step.began + time),
-            StepKind::Reserve { ttl, .. } if step.run == Done && self.may_turn() => Some(step.done + *ttl),
+            StepKind::Reserve { ttl, .. } if step.run == Done && self.is_timed() => Some(step.done + *ttl),
             _ => None,
         }
     }
 
     fn deadline(&self) -> Option<Timestamp> {
-        self.definition.deadline.filter(|_| self.may_turn()).map(|time| self.timed_from + time)
+        self.definition.deadline.filter(|_| self.is_timed()).map(|time| self.timed_from + time)
     }
 
     /// Whether it goes back by itself if there is a reason.
     fn may_turn(&self) -> bool {
         self.back.is_none() && !self.committed && !self.has_doubts()
+    }
+
+    /// Whether it does so when a time is up: not while a person has what is in doubt tried again.
+    fn is_timed(&self) -> bool {
+        let again = |i: usize| {
+            self.steps[i].run == Open && self.steps[i].was_unknown && self.def(i).undo == UndoKind::Irreversible
+        };
+        self.may_turn() && !self.all().any(again)
     }
 
     fn back_to(&self, i: usize) -> Option<&str> {
@@ -248,6 +258,7 @@ impl Reference {
         };
         let i = self.place(name);
         match work.op {
+            Op::Run if how.has_failed() => self.back.is_none() && (self.committed || self.is_in_doubt(i)),
             Op::Run => how == No && self.back.is_none() && !self.has_doubts() && self.is_ready(i),
             Op::Confirm => {
                 let is_reserved = self.committed && self.is_reserve(i) && self.steps[i].run == Done;
@@ -281,8 +292,8 @@ impl Reference {
             StepKind::WaitFor { .. } => self.has_signal(i),
             StepKind::Call | StepKind::Reserve { .. } => true,
         };
-        // Nobody can pass the point of no return while it is being undone.
-        let is_taken_back = self.steps[i].undo != No || self.whole != No;
+        // Nobody can pass the point of no return once anything is being undone.
+        let is_taken_back = self.whole != No || self.steps.iter().any(|step| step.undo != No);
         let is_late = work.op == Op::Run && self.def(i).pivot && how.has_failed() && is_taken_back;
         (how == Open || how.has_failed()) && (is_up || by_person) && !is_late
     }
@@ -337,9 +348,13 @@ impl Reference {
             Event::Started { work } => self.note_start(work, at),
             Event::Done { work, .. } => self.note_done(work, at),
             Event::Failed { work, refused, .. } => {
-                self.set(work, if *refused { Refused } else { Unknown });
-                // Nobody knows whether there is a way back.
                 let i = work.step.as_ref().map(|name| self.place(name));
+                let was_unknown = i.is_some_and(|i| work.op == Op::Run && self.steps[i].was_unknown);
+                self.set(work, if *refused && !was_unknown { Refused } else { Unknown });
+                if let (Some(i), Op::Run, false) = (i, work.op, *refused) {
+                    self.steps[i].was_unknown = true;
+                }
+                // Nobody knows whether there is a way back.
                 if i.is_some_and(|i| work.op == Op::Run && self.def(i).pivot && self.is_in_doubt(i)) {
                     self.back = None;
                 }
@@ -497,10 +512,22 @@ impl Reference {
         }
     }
 
+    /// Whether an attempt at this would be of use. Going back it would not, but for what runs and is not gone back over.
+    pub(super) fn wants(&self, work: &Work) -> bool {
+        let (how, i) = (self.how(work), work.step.as_ref().map(|name| self.place(name)));
+        let is_open = self.ended.is_none() && (how == Open || how.has_failed());
+        let stays = i.is_some_and(|i| how == Open && !self.in_scope(i));
+        is_open
+            && if work.op == Op::Undo {
+                self.back.is_some()
+            } else {
+                work.op == Op::Confirm || self.back.is_none() || stays
+            }
+    }
+
     /// The runs that are to be stopped when it turns back.
     pub(super) fn to_be_stopped(&self) -> Vec<&str> {
-        let stop =
-            |i: &usize| self.in_scope(*i) && self.is_call(*i) && self.steps[*i].run == Open && !self.def(*i).pivot;
+        let stop = |i: &usize| self.in_scope(*i) && self.is_call(*i) && self.steps[*i].run == Open;
         self.all().filter(stop).map(|i| &*self.def(i).name).collect()
     }
 }

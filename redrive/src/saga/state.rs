@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::clock::Timestamp;
 
-use super::definition::{Flow, StepDef, StepKind, Steps, UndoKind};
+use super::definition::{Flow, StepDef, StepKind, Steps, UndoKind, WHOLE};
 use super::event::{Event, Op, SagaState, Why, Work};
 
 /// Most signals of a saga that nobody has taken: more than that is somebody's mistake.
@@ -65,6 +65,8 @@ pub(crate) struct StepState {
     pub(crate) undo: Doing,
     pub(crate) confirm: Doing,
     pub(crate) output: Option<Arc<Value>>,
+    /// Its run was once given up without anybody knowing whether it had an effect: no later refusal says that there was none.
+    in_doubt: bool,
 }
 
 impl StepState {
@@ -78,6 +80,7 @@ impl StepState {
             undo: Doing::Idle,
             confirm: Doing::Idle,
             output: None,
+            in_doubt: false,
         }
     }
 
@@ -264,9 +267,9 @@ impl State {
     }
 
     fn done(&mut self, work: &Work, output: &Value, at: Timestamp) -> Applied {
-        if self.is_pivot_being_undone(work) {
+        if self.is_too_late_for_pivot(work) {
             return Err(not(format!(
-                "{} is being undone: it cannot become the point of no return any more",
+                "the saga is being undone: {} cannot become the point of no return any more",
                 work.place()
             )));
         }
@@ -291,12 +294,15 @@ impl State {
         Ok(())
     }
 
-    /// Whether this is the run of the pivot, which failed, and whose undo has begun. A person who calls it done now would have the saga
-    /// go forward over what is being taken back.
-    fn is_pivot_being_undone(&self, work: &Work) -> bool {
-        let pivot = self.place(work).filter(|i| self.flow.pivot == Some(*i) && work.op == Op::Run);
-        let step = pivot.and_then(|i| self.steps.get(i)).filter(|step| step.round == work.round);
-        step.is_some_and(|step| step.run.has_failed() && (step.undo != Doing::Idle || self.whole != Doing::Idle))
+    /// Whether this is the run of the pivot, which failed, and something is being undone, be it of another step. Whoever calls it done
+    /// now would have the saga go forward over what is being taken back.
+    fn is_too_late_for_pivot(&self, work: &Work) -> bool {
+        self.is_pivot(work) && self.at(work).is_some_and(Doing::has_failed) && self.has_begun_undoing()
+    }
+
+    /// Whether any undo has begun since it last went forward.
+    fn has_begun_undoing(&self) -> bool {
+        self.whole != Doing::Idle || self.steps.iter().any(|step| step.undo != Doing::Idle)
     }
 
     fn failed(&mut self, work: &Work, refused: bool, error: &str) -> Applied {
@@ -305,6 +311,9 @@ impl State {
             return Err(Illegal::Known);
         }
         *doing = if refused { Doing::Refused(error.to_owned()) } else { Doing::Unknown(error.to_owned()) };
+        if let (Some(i), Op::Run) = (self.place(work), work.op) {
+            self.keep_in_doubt(i);
+        }
         // Whether the point of no return is passed is not known: that is for a person, whoever wanted to go back.
         let pivot = self.place(work).filter(|i| self.flow.pivot == Some(*i) && work.op == Op::Run);
         if pivot.is_some_and(|i| self.is_undecidable(i)) {
@@ -313,16 +322,23 @@ impl State {
         Ok(())
     }
 
+    /// What may have had an effect once may still have it when it is tried again and refused.
+    fn keep_in_doubt(&mut self, i: usize) {
+        let Some(step) = self.steps.get_mut(i) else { return };
+        match &step.run {
+            Doing::Refused(error) if step.in_doubt => step.run = Doing::Unknown(error.clone()),
+            Doing::Unknown(_) => step.in_doubt = true,
+            _ => {}
+        }
+    }
+
     fn skipped(&mut self, work: &Work) -> Applied {
         let doing = self.doing(work)?;
         if !doing.is_open() {
             return Err(not(format!("{} is not under way and has not failed", work.place())));
         }
         *doing = Doing::Skipped;
-        if work.op == Op::Run && self.flow.pivot.is_some() && self.place(work) == self.flow.pivot && self.back.is_none()
-        {
-            self.committed = true;
-        }
+        self.committed |= self.is_pivot(work) && self.back.is_none();
         Ok(())
     }
 
@@ -457,6 +473,12 @@ impl State {
         irreversible && !self.committed && matches!(self.steps.get(i).map(|s| &s.run), Some(Doing::Unknown(_)))
     }
 
+    /// It may have happened, cannot be undone, and a person has it tried again: no time that is up turns it back meanwhile.
+    pub(crate) fn is_tried_again(&self, i: usize) -> bool {
+        let irreversible = self.flow.step(i).is_some_and(|step| step.undo == UndoKind::Irreversible);
+        irreversible && self.steps.get(i).is_some_and(|step| step.in_doubt && step.run == Doing::Started)
+    }
+
     /// The steps that are to be undone, if it goes back.
     pub(crate) fn scope(&self) -> Steps {
         match &self.back {
@@ -525,11 +547,26 @@ impl State {
         }
     }
 
-    /// Whether this is still to be done: it is under way, or a person has brought it back after it failed.
+    /// Whether this is still to be done: it is under way, or a person has brought it back after it failed. A run that has failed is not
+    /// brought back while the saga goes back.
     pub(crate) fn wants(&self, work: &Work) -> bool {
-        let forward = work.op != Op::Run || self.back.is_none() || self.place(work) == self.flow.pivot;
-        let back = work.op != Op::Undo || self.back.is_some();
-        self.ended.is_none() && forward && back && self.at(work).is_some_and(Doing::is_open)
+        let Some(doing) = self.at(work).filter(|doing| doing.is_open()) else { return false };
+        let fits = match work.op {
+            Op::Run => self.back.is_none() || (*doing == Doing::Started && self.is_beside(work)),
+            Op::Undo => self.back.is_some(),
+            Op::Confirm => true,
+        };
+        self.ended.is_none() && fits
+    }
+
+    /// Whether a step is none of those that the saga goes back over: what is under way of it is left to itself.
+    fn is_beside(&self, work: &Work) -> bool {
+        self.place(work).is_some_and(|i| !has(self.scope(), i))
+    }
+
+    /// Whether this is the run of the pivot.
+    fn is_pivot(&self, work: &Work) -> bool {
+        work.op == Op::Run && self.flow.pivot.is_some() && self.place(work) == self.flow.pivot
     }
 
     /// Whether the saga waits to hear how this ends.
@@ -556,6 +593,9 @@ impl State {
 
     /// What a person means who names a step and not what is done to it.
     pub(crate) fn open_work(&self, name: &str) -> Option<Work> {
+        if name == WHOLE {
+            return self.whole.is_open().then_some(Work { step: None, op: Op::Undo, round: 1 });
+        }
         let i = self.flow.place(name)?;
         let step = self.steps.get(i)?;
         let ops = [Op::Undo, Op::Confirm, Op::Run].into_iter();

@@ -161,7 +161,7 @@ impl Store {
             swept.sagas = self.remove_sagas(before, ROUND).await?;
         }
         let mut tx = self.begin().await?;
-        swept.barriers = barrier::expire(&mut tx, barrier::KEEP, ROUND).await?;
+        swept.barriers = barrier::expire_ended(&mut tx.connection(), barrier::KEEP, ROUND).await?;
         tx.commit().await?;
         swept.nodes = self.forget_nodes(now - REMEMBER_NODES).await?;
         Ok(swept)

@@ -141,15 +141,16 @@ const ROWS: [&str; 10] =
 
 impl Store {
     /// Writes what many sagas have come to, and the tasks that follow, in one transaction. Says of each whether it was written; if not,
-    /// somebody else was faster.
-    pub(crate) async fn append_sagas(&self, appends: &[Append], now: Timestamp) -> Result<Vec<bool>> {
+    /// somebody else was faster. A row that another transaction holds is waited for only if that is wanted.
+    pub(crate) async fn append_sagas(&self, appends: &[Append], waits: bool, now: Timestamp) -> Result<Vec<bool>> {
+        let wanted = if waits { Use::Write } else { Use::Insert };
         let name = self.new_id(Some(0), now);
         let ids: Vec<TaskId> = appends.iter().flat_map(|a| &a.tasks).map(|task| task.id).collect();
         let tables = self.make_room(&ids).await?;
         let records: Vec<Vec<Record>> =
             appends.iter().map(|a| a.audits.iter().map(|entry| self.record(entry.clone(), now)).collect()).collect();
         let doing = describe(appends);
-        let written = retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, tried| {
+        let written = retrying!(self.pools(), wanted, Scope::Transaction, &doing, |c, tried| {
             if tried > 0 {
                 let before = written_by(c, appends, name).await?;
                 if !before.is_empty() {

@@ -1,11 +1,14 @@
 //! What people do about sagas.
 
-use redrive::saga::{OnUndoFailure, SagaState};
+use std::time::Duration;
+
+use redrive::saga::{Definition, OnUndoFailure, SagaState, StepDef, UndoKind, With};
 use redrive::store::AuditFilter;
+use redrive::{Backoff, Policy, TaskId};
 use serde_json::json;
 
-use crate::harness::{Db, stores};
-use crate::script::{Say, World, play, quick, settled, trip, until};
+use crate::harness::{Db, Kind, Raw, stores};
+use crate::script::{Say, World, play, quick, saga, settled, step, trip, until, until_letter};
 
 stores!(
     an_undo_that_is_left_out_is_a_gap,
@@ -15,6 +18,14 @@ stores!(
     a_saga_that_was_going_back_goes_forward,
     a_saga_with_a_wrong_input_is_given_another,
     what_waits_is_tried_now_and_what_was_given_up_again,
+    the_point_of_no_return_cannot_be_passed_while_anything_is_undone,
+    what_a_letter_brings_back_is_under_way_for_all_to_see,
+    one_handler_for_the_whole_that_is_stuck_can_be_left_out_or_called_done,
+    what_had_to_wait_heeds_what_was_said_on_another_node_meanwhile,
+    a_pivot_that_nobody_has_begun_is_not_when_the_saga_is_cancelled,
+    a_pivot_that_is_under_way_decides_what_becomes_of_a_cancelled_saga,
+    no_id_ends_with_a_space,
+    a_saga_that_somebody_holds_holds_up_no_other,
 );
 
 /// What the audit says was done, the oldest first.
@@ -118,5 +129,170 @@ async fn what_waits_is_tried_now_and_what_was_given_up_again(db: Db) {
     db.store.discard(&ids, "eve", None, db.store.now().await.unwrap()).await.unwrap();
     assert_eq!(engine.sagas().retry_now("t", Some("ada"), None).await.unwrap(), 1);
     assert_eq!(until(&engine, "t", SagaState::is_final).await, SagaState::Succeeded);
+    engine.stop().await;
+}
+
+/// Letters become tasks again.
+async fn redrive(engine: &redrive::Engine, letters: &[TaskId]) {
+    engine.store().redrive(letters, None, "ada", engine.store().now().await.unwrap()).await.unwrap();
+    engine.wake();
+}
+
+async fn the_point_of_no_return_cannot_be_passed_while_anything_is_undone(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let mut definition = trip();
+    (definition.steps[2].pivot, definition.steps[2].undo) = (true, UndoKind::Irreversible);
+    world.will("car", [Say::Unknown]).will("flight/undo", [Say::Hold]);
+    assert_eq!(play(&engine, definition, "t").await, SagaState::Stuck);
+    let letters = until_letter(&db).await;
+    engine.sagas().cancel("t", Some("ada"), None).await.unwrap();
+    world.until_seen("flight/undo", 1).await;
+    let late = engine.sagas().resolve("t", "car", json!(1), Some("bob"), None).await.unwrap_err().to_string();
+    assert!(late.contains("is being undone"), "{late}");
+    redrive(&engine, &letters).await;
+    while db.count("retry_task").await > 1 {} // the letter's task leaves, the undo is under way
+    world.let_go();
+    assert_eq!(settled(&engine, "t").await, SagaState::CompensatedWithGaps);
+    assert_eq!(world.seen(), ["hotel", "flight", "car", "flight/undo", "hotel/undo"]);
+    engine.stop().await;
+}
+
+async fn what_a_letter_brings_back_is_under_way_for_all_to_see(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("car", [Say::Refuse]).will("flight/undo", [Say::Refuse, Say::Hold]);
+    assert_eq!(play(&engine, trip(), "t").await, SagaState::Stuck);
+    redrive(&engine, &until_letter(&db).await).await;
+    world.until_seen("flight/undo", 2).await;
+    let busy = engine.sagas().forward("t", Some("bob"), None).await.unwrap_err().to_string();
+    assert!(busy.contains("still being stopped or undone"), "{busy}");
+    world.let_go();
+    assert_eq!(settled(&engine, "t").await, SagaState::Compensated);
+    engine.stop().await;
+}
+
+async fn one_handler_for_the_whole_that_is_stuck_can_be_left_out_or_called_done(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let with = With { method: Some("go".into()), policy: Some(quick()), ..With::default() };
+    let definition = Definition { compensate_with: Some(with), ..trip() };
+    for (id, ends) in [("t", SagaState::Compensated), ("u", SagaState::CompensatedWithGaps)] {
+        world.will("car", [Say::Refuse]).will("compensate/undo", [Say::Refuse]);
+        assert_eq!(play(&engine, definition.clone(), id).await, SagaState::Stuck);
+        match ends {
+            SagaState::Compensated => engine.sagas().resolve(id, "compensate", json!(1), Some("ada"), None).await,
+            _ => engine.sagas().skip(id, "compensate", Some("ada"), None).await,
+        }
+        .unwrap();
+        assert_eq!(until(&engine, id, SagaState::is_final).await, ends);
+    }
+    engine.stop().await;
+}
+
+async fn what_had_to_wait_heeds_what_was_said_on_another_node_meanwhile(db: Db) {
+    let (here, there) = (World::default(), World::default());
+    let one_at_a_time = redrive::MethodOptions::default().concurrency(1);
+    let (engine, clock) = here.engine_and_clock_with(&db.another().await, one_at_a_time).await;
+    let other = there.engine_of(&db.another().await, &["elsewhere"]).await;
+    here.will("first", [Say::Hold]);
+    engine.sagas().start_with(saga([step("first", &[])]), "busy", json!(1)).await.unwrap();
+    here.until_seen("first", 1).await;
+    engine.sagas().start_with(saga([step("pay", &[])]), "t", json!({ "amount": 100 })).await.unwrap();
+    other.sagas().edit_input("t", json!({ "amount": 10 }), Some("ada"), None).await.unwrap();
+    clock.advance(Duration::from_secs(2));
+    here.let_go();
+    assert_eq!(settled(&engine, "t").await, SagaState::Succeeded);
+    assert_eq!(here.inputs().last().unwrap(), &json!({ "amount": 10 }));
+    engine.stop().await;
+    other.stop().await;
+}
+
+/// A hotel, and a payment that cannot be taken back, by another method.
+fn paid_trip() -> Definition {
+    let pay = StepDef {
+        method: Some("pay".into()),
+        pivot: true,
+        undo: UndoKind::Irreversible,
+        policy: Some(Policy { backoff: Backoff::fixed(Duration::from_secs(3600)), ..quick() }),
+        ..step("pay", &["hotel"])
+    };
+    saga([step("hotel", &[]), pay])
+}
+
+async fn a_pivot_that_nobody_has_begun_is_not_when_the_saga_is_cancelled(db: Db) {
+    let world = World::default();
+    let one_at_a_time = redrive::MethodOptions::default().concurrency(1);
+    let engine = world.engine_with(&db.store, &["go", "pay"], one_at_a_time).await;
+    world.will("other", [Say::Hold]);
+    let other = StepDef { method: Some("pay".into()), ..step("other", &[]) };
+    engine.sagas().start_with(saga([other]), "busy", json!(1)).await.unwrap();
+    world.until_seen("other", 1).await;
+    engine.sagas().start_with(paid_trip(), "t", json!(1)).await.unwrap();
+    let waits = || async { engine.sagas().get("t").await.unwrap().unwrap().steps()[1].run == "started" };
+    while !waits().await {}
+    engine.sagas().cancel("t", Some("ada"), None).await.unwrap();
+    assert_eq!(settled(&engine, "t").await, SagaState::Compensated);
+    world.let_go();
+    assert_eq!(settled(&engine, "busy").await, SagaState::Succeeded);
+    assert!(!world.seen().contains(&"pay".into()), "{:?}", world.seen());
+    engine.stop().await;
+}
+
+async fn a_pivot_that_is_under_way_decides_what_becomes_of_a_cancelled_saga(db: Db) {
+    let world = World::default();
+    let engine = world.engine_of(&db.store, &["go", "pay"]).await;
+    world.will("pay", [Say::Hold]);
+    engine.sagas().start_with(paid_trip(), "done", json!(1)).await.unwrap();
+    world.until_seen("pay", 1).await;
+    engine.sagas().cancel("done", Some("ada"), None).await.unwrap();
+    world.let_go();
+    assert_eq!(settled(&engine, "done").await, SagaState::Succeeded, "there is no way back any more");
+    // It waits to be tried again: that it does not, but it may have happened.
+    world.will("pay", [Say::Fail]);
+    engine.sagas().start_with(paid_trip(), "unknown", json!(1)).await.unwrap();
+    world.until_seen("pay", 2).await;
+    engine.sagas().cancel("unknown", Some("ada"), None).await.unwrap();
+    assert_eq!(settled(&engine, "unknown").await, SagaState::Stuck);
+    assert_eq!(world.seen(), ["hotel", "pay", "hotel", "pay"]);
+    engine.sagas().resolve("unknown", "pay", json!(1), Some("ada"), None).await.unwrap();
+    assert_eq!(until(&engine, "unknown", SagaState::is_final).await, SagaState::Succeeded);
+    engine.stop().await;
+}
+
+/// MySQL would take it for the one without.
+async fn no_id_ends_with_a_space(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    assert_eq!(play(&engine, trip(), "t").await, SagaState::Succeeded);
+    let said = engine.sagas().start_with(trip(), "t ", json!(1)).await.unwrap_err().to_string();
+    assert!(said.contains("a space at its end"), "{said}");
+    assert_eq!(engine.sagas().get("t ").await.unwrap(), None);
+    engine.stop().await;
+}
+
+async fn a_saga_that_somebody_holds_holds_up_no_other(db: Db) {
+    if db.kind == Kind::Sqlite {
+        return; // who writes there holds the whole file
+    }
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("hotel", [Say::Hold]);
+    engine.sagas().start_with(trip(), "held", json!(1)).await.unwrap();
+    world.until_seen("hotel", 1).await;
+    let mut raw = Raw::connect(&db).await;
+    raw.begin().await;
+    raw.sql("UPDATE redrive_saga SET version = version + 1 WHERE id = 'held'").await.unwrap();
+    world.let_go();
+    let edited = {
+        let engine = engine.clone();
+        tokio::spawn(async move { engine.sagas().edit_input("held", json!(2), Some("ada"), None).await })
+    };
+    for n in 0..3 {
+        assert_eq!(play(&engine, trip(), &format!("t{n}")).await, SagaState::Succeeded);
+    }
+    raw.commit().await;
+    edited.await.unwrap().unwrap();
+    assert_eq!(settled(&engine, "held").await, SagaState::Succeeded);
     engine.stop().await;
 }

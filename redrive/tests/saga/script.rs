@@ -5,9 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redrive::saga::{Definition, Event, Op, Ran, SagaState, StepCx, StepDef, StepError, StepRunner};
+use redrive::store::DeadFilter;
 use redrive::{Backoff, Clock, Engine, EngineConfig, Jitter, MethodOptions, Policy, Store};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
+
+use crate::harness::Db;
 
 /// What a participant answers.
 #[derive(Clone, Debug)]
@@ -94,9 +97,14 @@ impl World {
 
     /// An engine, and its clock to be moved.
     pub async fn engine_and_clock(&self, store: &Store) -> (Engine, Clock) {
+        self.engine_and_clock_with(store, MethodOptions::default()).await
+    }
+
+    /// The same with limits.
+    pub async fn engine_and_clock_with(&self, store: &Store, options: MethodOptions) -> (Engine, Clock) {
         let clock = Clock::starting_at(store.now().await.unwrap());
         let builder = quick_engine(store).clock(clock.clone());
-        let engine = builder.saga_runner("go", MethodOptions::default(), self.clone()).start().await.unwrap();
+        let engine = builder.saga_runner("go", options, self.clone()).start().await.unwrap();
         (engine, clock)
     }
 
@@ -192,4 +200,16 @@ pub async fn journal(engine: &Engine, id: &str) -> Vec<Event> {
     let saga = engine.sagas().get(id).await.unwrap().unwrap();
     assert!(saga.journal.iter().zip(1..).all(|(event, n)| event.seq == n), "numbered without gaps");
     saga.journal.into_iter().map(|journaled| journaled.event).collect()
+}
+
+/// The dead letters, once there are any.
+pub async fn until_letter(db: &Db) -> Vec<redrive::TaskId> {
+    for _ in 0..3_000 {
+        let letters = db.store.dead(&DeadFilter::default(), 10).await.unwrap();
+        if !letters.is_empty() {
+            return letters.iter().map(|letter| letter.task.id).collect();
+        }
+        tokio::task::yield_now().await;
+    }
+    panic!("there is no dead letter");
 }

@@ -9,13 +9,14 @@ use redrive::{Clock, Engine, EngineConfig, MethodOptions};
 use serde_json::{Value, json};
 
 use crate::harness::{Db, stores};
-use crate::script::{Say, World, play, saga, settled, step, trip, until};
+use crate::script::{Say, World, play, quick, saga, settled, step, trip, until};
 
 stores!(
     a_signal_is_heard_whenever_it_comes,
     a_wait_that_is_not_answered_ends_the_saga,
     a_reservation_is_confirmed_when_all_is_done,
     a_reservation_whose_time_is_up_is_released_and_the_saga_begins_anew,
+    what_is_beside_the_steps_that_begin_anew_goes_on,
     a_confirmation_that_is_refused_needs_a_person,
     past_its_deadline_a_saga_is_undone,
     a_step_has_a_deadline_too,
@@ -138,6 +139,34 @@ async fn a_reservation_whose_time_is_up_is_released_and_the_saga_begins_anew(db:
         ["t/stock/run", "t/stock/undo", "t/stock#2/run", "t/ship/run", "t/stock#2/confirm"]
             .map(|k| k.replace("ship", "ship#2"))
     );
+    engine.stop().await;
+}
+
+async fn what_is_beside_the_steps_that_begin_anew_goes_on(db: Db) {
+    let world = World::default();
+    let (engine, clock) = world.engine_and_clock(&db.store).await;
+    world.will("slow", [Say::Fail]).will("stock/undo", [Say::Hold]);
+    let later = redrive::Policy { backoff: redrive::Backoff::fixed(LATE * 4), ..quick() };
+    let slow = StepDef { policy: Some(later), ..step("slow", &[]) };
+    let stock = reserve("stock", &[], LATE, WhenUp::BackTo("stock".into()));
+    let definition = saga([slow, stock, step("ship", &["slow", "stock"])]);
+    engine.sagas().start_with(definition, "t", json!(1)).await.unwrap();
+    world.until_seen("slow", 1).await;
+    let has_stock = || async { engine.sagas().get("t").await.unwrap().unwrap().steps()[1].run == "done" };
+    while !has_stock().await {}
+    clock.advance(LATE);
+    world.until_seen("stock/undo", 1).await;
+    let mut tried = 0;
+    for _ in 0..1_000 {
+        tried += engine.sagas().retry_now("t", None, None).await.unwrap();
+        if tried > 0 {
+            break; // its failure was written
+        }
+    }
+    world.until_seen("slow", 2).await;
+    world.let_go();
+    assert_eq!(settled(&engine, "t").await, SagaState::Succeeded);
+    assert!(!world.seen().contains(&"slow/undo".into()), "{:?}", world.seen());
     engine.stop().await;
 }
 

@@ -1,27 +1,29 @@
 //! The writes of all sagas of this node, flushed together.
 //!
-//! *State.* A queue of what is to be told to sagas.
+//! *State.* A queue of what is to be told to sagas; and sagas that were set aside, each with a queue of its own.
 //!
-//! *Invariants.* One flush is under way; the next takes all that has gathered. Each saga of a flush is taken from memory or read, is told
+//! *Invariants.* One flush is under way; the next takes all that has gathered, up to so many bytes. Each saga of a flush is taken from memory or read, is told
 //! what there is to tell, and is written with what follows, by compare-and-set on its `seq`. What comes to nothing (it is known already, or
 //! cannot be) would not meet that: so nobody is told so by what was in memory, which may be out of date; the saga is read first.
 //! Nobody is answered before what they said is durable.
 //!
 //! *Failure.* Who lost the compare-and-set is told again to what the saga has become. If the database fails, all that was to be written
 //! waits and is tried again, until the engine has stopped: then whoever asked is told so. What cannot be written at all is found by trying
-//! each by itself, and answered with its error.
+//! each by itself, and answered with its error. A saga whose row somebody else's transaction holds is found by halving, and set aside: it
+//! waits for that by itself, and all others go on.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, oneshot};
 
 use crate::clock::{Timestamp, pause};
 use crate::error::{Error, Fault, Result};
 use crate::saga::{Event, SagaState, State};
-use crate::store::Append;
+use crate::store::{Append, Dialect};
 use crate::task::Task;
 
 use super::memory::{Kept, Memory, broken};
@@ -29,8 +31,12 @@ use super::tell::{Outcome, Tell};
 use crate::engine::events::Event as Told;
 use crate::engine::{Shared, inserter, lock};
 
-/// Most sagas of a flush.
+/// Most sagas and bytes of a flush.
 const MOST_SAGAS: usize = 500;
+const MOST_BYTES: usize = 4 << 20;
+/// How often what lost is told again at once, and how long it waits when that was in vain.
+const PATIENCE: u32 = 20;
+const REST: Duration = Duration::from_millis(100);
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -43,6 +49,8 @@ pub(super) struct Journals {
 #[derive(Debug, Default)]
 struct Queue {
     asked: VecDeque<Asked>,
+    /// Of sagas that wait for somebody else's transaction.
+    aside: HashMap<String, VecDeque<Asked>>,
     /// The engine has stopped: nothing is taken any more.
     closed: bool,
 }
@@ -51,8 +59,12 @@ struct Queue {
 struct Asked {
     id: String,
     tell: Tell,
+    /// Roughly what it takes.
+    bytes: usize,
     /// Whether the saga must be read first: what we had of it was out of date.
     reread: bool,
+    /// How often somebody else was faster.
+    lost: u32,
     answer: oneshot::Sender<Result<Answer>>,
 }
 
@@ -68,21 +80,21 @@ impl Journals {
     /// Tells a saga something; when this returns it is durable.
     pub(super) async fn tell(&self, id: &str, tell: Tell) -> Result<Answer> {
         let (answer, answered) = oneshot::channel();
-        self.push(Asked { id: id.to_owned(), tell, reread: false, answer });
+        self.push(Asked::new(id.to_owned(), tell, answer));
         answered.await.unwrap_or_else(|_| Err(stopped(id)))
     }
 
     /// The same without waiting for it.
     pub(super) fn look(&self, id: String) {
         let (answer, _) = oneshot::channel();
-        self.push(Asked { id, tell: Tell::Look, reread: false, answer });
+        self.push(Asked::new(id, Tell::Look, answer));
     }
 
     /// What comes when the engine has stopped is dropped, which its asker notices.
     fn push(&self, asked: Asked) {
         let mut queue = lock(&self.queue);
         if !queue.closed {
-            queue.asked.push_back(asked);
+            queue.of(&asked.id).push_back(asked);
             self.more.notify_one();
         }
     }
@@ -91,19 +103,64 @@ impl Journals {
         let mut queue = lock(&self.queue);
         queue.closed = true;
         queue.asked.clear();
+        queue.aside.clear();
     }
 
     fn take(&self) -> Vec<Asked> {
-        let queue = &mut lock(&self.queue).asked;
-        let n = queue.len().min(MOST_SAGAS);
-        queue.drain(..n).collect()
+        take_some(&mut lock(&self.queue).asked)
     }
 
     /// Ahead of all others: what was asked first is written first.
     fn put_back(&self, asked: Vec<Asked>) {
-        let queue = &mut lock(&self.queue).asked;
-        asked.into_iter().rev().for_each(|asked| queue.push_front(asked));
+        let mut queue = lock(&self.queue);
+        if !queue.closed {
+            asked.into_iter().rev().for_each(|asked| queue.of(&asked.id).push_front(asked));
+            self.more.notify_one();
+        }
     }
+
+    /// From now on what is asked of this saga waits by itself; so does what is in the queue.
+    fn set_aside(&self, id: &str) {
+        let mut queue = lock(&self.queue);
+        let (of_it, others) = std::mem::take(&mut queue.asked).into_iter().partition(|asked| asked.id == id);
+        queue.asked = others;
+        queue.aside.insert(id.to_owned(), of_it);
+    }
+
+    /// What is asked of a saga that was set aside. `None`: nothing any more, and it is one of all again.
+    fn take_aside(&self, id: &str) -> Option<Vec<Asked>> {
+        let mut queue = lock(&self.queue);
+        let taken = take_some(queue.aside.get_mut(id)?);
+        if taken.is_empty() {
+            queue.aside.remove(id);
+            return None;
+        }
+        Some(taken)
+    }
+}
+
+impl Queue {
+    /// The queue of a saga.
+    fn of(&mut self, id: &str) -> &mut VecDeque<Asked> {
+        self.aside.get_mut(id).unwrap_or(&mut self.asked)
+    }
+}
+
+impl Asked {
+    fn new(id: String, tell: Tell, answer: oneshot::Sender<Result<Answer>>) -> Self {
+        Self { id, bytes: tell.bytes() + 500, tell, reread: false, lost: 0, answer }
+    }
+}
+
+/// The first of a queue, within the caps of a flush.
+fn take_some(queue: &mut VecDeque<Asked>) -> Vec<Asked> {
+    let mut bytes = 0;
+    let fits = |asked: &&Asked| {
+        bytes += asked.bytes;
+        bytes <= MOST_BYTES
+    };
+    let n = queue.iter().take(MOST_SAGAS).take_while(fits).count().max(1).min(queue.len());
+    queue.drain(..n).collect()
 }
 
 fn stopped(id: &str) -> Error {
@@ -121,11 +178,28 @@ pub(in crate::engine) async fn run(shared: Arc<Shared>) {
             }
             continue;
         }
-        let answered = flush(&shared, asked).await;
+        let answered = flush(&shared, asked, Locks::Leave).await;
         if !answered && shared.ended.load(Ordering::Acquire) {
             return journals.close(); // nobody waits for a database that is away
         }
     }
+}
+
+/// What to do about a row that somebody else's transaction holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Locks {
+    /// Everybody else would have to wait as well.
+    Leave,
+    Wait,
+}
+
+/// A saga whose row is held: what is asked of it is written when it can be. Boxed, as a flush may begin one.
+fn write_aside(shared: Arc<Shared>, id: String) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        while let Some(asked) = shared.sagas.journals.take_aside(&id) {
+            flush(&shared, asked, Locks::Wait).await;
+        }
+    })
 }
 
 /// One saga of a flush.
@@ -166,17 +240,17 @@ impl Entry {
 }
 
 /// Writes all of this. `false`: the database did not answer, and it is in the queue again.
-async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>) -> bool {
+async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>, locks: Locks) -> bool {
     let mut entries = grouped(asked);
     if let Err(e) = find(shared, &mut entries).await {
-        return fail(shared, entries, &e).await;
+        return fail(shared, entries, locks, &e).await;
     }
     let now = shared.clock.now();
     let mut ready = Vec::new();
     for entry in entries {
         ready.extend(decided(shared, entry, now));
     }
-    write(shared, ready, now).await
+    write(shared, ready, locks, now).await
 }
 
 /// What is to be written of a saga. Who need not wait for that is answered.
@@ -292,7 +366,7 @@ impl Shared {
     }
 }
 
-async fn write(shared: &Arc<Shared>, ready: Vec<(Append, Entry, Outcome)>, now: Timestamp) -> bool {
+async fn write(shared: &Arc<Shared>, ready: Vec<(Append, Entry, Outcome)>, locks: Locks, now: Timestamp) -> bool {
     if ready.is_empty() {
         return true;
     }
@@ -301,17 +375,22 @@ async fn write(shared: &Arc<Shared>, ready: Vec<(Append, Entry, Outcome)>, now: 
     appends.iter_mut().flat_map(|a| &mut a.tasks).for_each(|task| inserter::offer(shared, task));
     metrics::histogram!("redrive_saga_batch").record(appends.len() as f64);
     shared.journal_moment("before");
-    match shared.store.append_sagas(&appends, now).await {
+    match shared.store.append_sagas(&appends, locks == Locks::Wait, now).await {
         Ok(written) => {
             shared.journal_moment("after");
+            let won = || appends.iter().zip(&written).filter(|(_, won)| **won).flat_map(|(append, _)| &append.tasks);
+            let others = won().any(|task| task.due <= now && !shared.owns(task.lane, task.shard()));
             for ((append, (entry, outcome)), won) in appends.into_iter().zip(ready).zip(written) {
                 if won { accept(shared, append, entry, outcome) } else { lose(shared, &append, entry) }
+            }
+            if others && let Err(e) = shared.store.wake_others().await {
+                tracing::debug!(error = %e, "other nodes could not be woken; their scans will find what is due");
             }
             true
         }
         Err(e) => {
             appends.iter().flat_map(|a| &a.tasks).for_each(|task| inserter::withdraw_offer(shared, task));
-            fail(shared, ready.into_iter().map(|(entry, _)| entry).collect(), &e).await
+            fail(shared, ready.into_iter().map(|(entry, _)| entry).collect(), locks, &e).await
         }
     }
 }
@@ -345,34 +424,105 @@ fn tell_state(shared: &Shared, id: &str, state: &State, word: SagaState) {
     shared.signals.listeners.tell(|| Told::Saga { id: id.to_owned(), name: name.clone(), state: word });
 }
 
-/// Somebody else was faster: it is told again to what the saga is now.
+/// Somebody else was faster: it is told again to what the saga is now. If that is so again and again, not at once: others wait for us.
 fn lose(shared: &Shared, append: &Append, entry: Entry) {
     append.tasks.iter().for_each(|task| inserter::withdraw_offer(shared, task));
-    shared.sagas.journals.memory.forget(&entry.id);
-    shared.sagas.journals.put_back(entry.again().collect());
+    let journals = shared.sagas.journals.clone();
+    journals.memory.forget(&entry.id);
+    let asked: Vec<Asked> = entry.again().map(|asked| Asked { lost: asked.lost + 1, ..asked }).collect();
+    if asked.iter().all(|asked| asked.lost <= PATIENCE) {
+        return journals.put_back(asked);
+    }
+    tokio::spawn(async move {
+        pause(REST).await;
+        journals.put_back(asked);
+    });
 }
 
 /// The database failed: later, if that may help; if not, the guilty one is looked for. Whether it answered.
-async fn fail(shared: &Arc<Shared>, entries: Vec<Entry>, e: &Error) -> bool {
+async fn fail(shared: &Arc<Shared>, entries: Vec<Entry>, locks: Locks, e: &Error) -> bool {
     let passing = e.is_transient() || matches!(e.fault(), Some(Fault::Unique | Fault::NoTable));
     let several = entries.len() > 1;
     for entry in &entries {
         shared.sagas.journals.memory.forget(&entry.id);
     }
+    // SQLite locks the whole file: none of them is to blame. And of one that could not be written without waiting for others it is not known
+    // yet whether it could be at all.
+    let is_held = e.fault() == Some(Fault::Busy) && shared.store.dialect() != Dialect::Sqlite;
+    if locks == Locks::Leave && (is_held || !(passing || several)) {
+        return leave_held(shared, entries, e).await;
+    }
     if passing {
         tracing::warn!(error = %e, "journals of sagas could not be written yet; trying again");
         shared.sagas.journals.put_back(entries.into_iter().flat_map(Entry::again).collect());
-        pause(Duration::from_millis(100)).await;
+        pause(REST).await;
         return false;
     }
     if several {
         let mut answered = true;
         for entry in entries {
-            answered &= Box::pin(flush(shared, entry.again().collect())).await;
+            answered &= Box::pin(flush(shared, entry.again().collect(), locks)).await;
         }
         return answered;
     }
     tracing::error!(error = %e, "the journal of a saga cannot be written");
     entries.into_iter().for_each(|entry| entry.refuse(e));
     true
+}
+
+/// One of these is held by somebody else's transaction: it is looked for by halves, and waits by itself. Whether the database answered.
+async fn leave_held(shared: &Arc<Shared>, mut entries: Vec<Entry>, e: &Error) -> bool {
+    if let [held] = entries.as_slice() {
+        let (journals, id) = (&shared.sagas.journals, held.id.clone());
+        tracing::warn!(saga = id, error = %e, "a saga is held up; it is written by itself, and others go on");
+        journals.set_aside(&id);
+        journals.put_back(entries.into_iter().flat_map(Entry::again).collect());
+        tokio::spawn(write_aside(shared.clone(), id));
+        return true;
+    }
+    let others = entries.split_off(entries.len() / 2);
+    let mut answered = true;
+    for half in [entries, others] {
+        answered &= Box::pin(flush(shared, half.into_iter().flat_map(Entry::again).collect(), Locks::Leave)).await;
+    }
+    answered
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::saga::{Op, Work};
+
+    use super::*;
+
+    fn asked(bytes: usize) -> Asked {
+        let work = Work { step: Some("a".into()), op: Op::Run, round: 1 };
+        let output = json!("x".repeat(bytes));
+        Asked::new("t".into(), Tell::Event(Event::Done { work, output, by: None }), oneshot::channel().0)
+    }
+
+    #[test]
+    fn a_flush_takes_so_many_bytes_and_always_one() {
+        let mut queue: VecDeque<Asked> = [1, 1, MOST_BYTES / 2, MOST_BYTES / 2, 2 * MOST_BYTES, 1].map(asked).into();
+        let mut taken = || take_some(&mut queue).len();
+        assert_eq!([taken(), taken(), taken(), taken(), taken()], [3, 1, 1, 1, 0]);
+    }
+
+    #[test]
+    fn what_is_asked_of_a_saga_that_was_set_aside_waits_by_itself_in_its_order() {
+        let journals = Journals::default();
+        let ask = |id: &str| Asked { id: id.into(), ..asked(1) };
+        ["a", "b", "a"].into_iter().for_each(|id| journals.push(ask(id)));
+        let ids = |asked: &[Asked]| asked.iter().map(|asked| asked.id.clone()).collect::<Vec<_>>();
+        journals.set_aside("a");
+        journals.put_back(vec![Asked { reread: true, ..ask("a") }]);
+        journals.push(ask("a"));
+        assert_eq!(ids(&journals.take()), ["b"]);
+        let aside = journals.take_aside("a").unwrap();
+        assert!(aside.len() == 4 && aside.first().is_some_and(|asked| asked.reread), "{aside:?}");
+        assert!(journals.take_aside("a").is_none());
+        journals.push(ask("a"));
+        assert_eq!(ids(&journals.take()), ["a"], "one of all again");
+    }
 }

@@ -112,7 +112,7 @@ pub(super) fn broken(id: &str, why: String) -> Error {
 }
 
 /// Roughly how many bytes a value takes.
-fn weight(value: &Value) -> usize {
+pub(super) fn weight(value: &Value) -> usize {
     match value {
         Value::String(text) => 32 + text.len(),
         Value::Array(all) => 32 + all.iter().map(weight).sum::<usize>(),

@@ -202,9 +202,9 @@ async fn attempt(
         Ok(params) => params,
         Err(undecodable) => return undecodable.into(),
     };
-    let saga = match wanted(journals, store, &params, task.attempts > 0).await {
+    let saga = match wanted(journals, store, &params, !is_just_made(task)).await {
         Ok(Wanted::Yes(saga)) => saga,
-        Ok(Wanted::Stopped) => return leave(journals, &params).await.into(),
+        Ok(Wanted::Stopped) => return leave(journals, &params, is_first(task)).await.into(),
         Ok(Wanted::No) => return Outcome::Done.into(),
         Err(e) => return failed(&e).into(),
     };
@@ -220,11 +220,29 @@ async fn attempt(
         Err(StepError::Failed(failure)) if task.policy.classify(&failure.kind) == Class::Retry => {
             return Outcome::Failed(Failure { class: Class::Retry, ..failure }).into();
         }
-        Err(StepError::Refused(error)) => gone_wrong(&cx.work, true, &error),
+        Err(StepError::Refused(error)) if cx.work.op != Op::Run || is_first(task) => gone_wrong(&cx.work, true, &error),
+        Err(StepError::Refused(error)) => {
+            gone_wrong(&cx.work, false, &format!("refused, but an earlier attempt may have had an effect: {error}"))
+        }
         Err(StepError::Unknown(error)) => gone_wrong(&cx.work, false, &error),
         Err(StepError::Failed(failure)) => gone_wrong(&cx.work, false, &failure.message),
     };
     end(journals, &cx, event).await.into()
+}
+
+/// Whether nobody can have tried this before: only then does a refusal say that it has had no effect. A task that was written as running
+/// has version 0 at its first attempt, one that was claimed for it has 1; and a letter that was brought back had its attempts before.
+fn is_first(task: &Task) -> bool {
+    task.version <= 1 && task.attempts + task.crashes + task.postponements == 0 && task.origin_id.is_none()
+}
+
+/// For how long after it is made a task goes by what its node remembers of its saga.
+const JUST_NOW: Duration = Duration::from_secs(1);
+
+/// Whether a task was taken to be run a moment after the journal was written for it. What waited for long, or was tried before, must not go
+/// by what was remembered then: people may have said otherwise since.
+fn is_just_made(task: &Task) -> bool {
+    is_first(task) && task.locked_at.is_some_and(|taken| taken.since(task.created_at) < JUST_NOW)
 }
 
 /// Whether a saga wants some work to be done.
@@ -236,25 +254,33 @@ enum Wanted {
     No,
 }
 
-/// Whether its saga still wants this. What is known here may be out of date: whoever is not wanted, or has failed before, looks again.
+/// Whether its saga still wants this. What is known here may be out of date: whoever is not wanted, or was not made just now, looks
+/// again. What had failed, and a person has brought back, is begun again in the journal before it is: otherwise the saga could be sent
+/// elsewhere while it runs.
 async fn wanted(journals: &Journals, store: &Store, params: &StepParams, fresh: bool) -> Result<Wanted> {
+    let (id, work) = (&params.saga, &params.work);
     if !fresh
-        && let Some(saga) = journals.memory.get(store, &params.saga, false).await?
-        && saga.wants(&params.work)
+        && let Some(saga) = journals.memory.get(store, id, false).await?
+        && saga.wants(work)
+        && saga.is_awaited(work)
     {
         return Ok(Wanted::Yes(saga));
     }
-    Ok(match journals.memory.get(store, &params.saga, true).await? {
-        Some(saga) if saga.wants(&params.work) => Wanted::Yes(saga),
-        Some(saga) if saga.is_awaited(&params.work) => Wanted::Stopped,
-        _ => Wanted::No,
+    let Some(mut saga) = journals.memory.get(store, id, true).await? else { return Ok(Wanted::No) };
+    if saga.wants(work) && !saga.is_awaited(work) {
+        saga = journals.tell(id, Tell::Again(work.clone())).await?.state;
+    }
+    Ok(match () {
+        () if saga.wants(work) => Wanted::Yes(saga),
+        () if saga.is_awaited(work) => Wanted::Stopped,
+        () => Wanted::No,
     })
 }
 
 /// Its saga has turned back before this attempt, and [`STOP`] has not come for it yet. Without a word about it the saga would wait for
-/// ever; and only of an attempt that was never made is it known that it had no effect, so nothing is claimed.
-async fn leave(journals: &Journals, params: &StepParams) -> Outcome {
-    let event = gone_wrong(&params.work, false, "stopped: the saga goes back");
+/// ever. Only of what nobody has tried before is it known that it had no effect.
+async fn leave(journals: &Journals, params: &StepParams, untried: bool) -> Outcome {
+    let event = gone_wrong(&params.work, untried, "stopped: the saga goes back");
     match journals.tell(&params.saga, Tell::Event(event)).await {
         Ok(_) | Err(Error::NotFound { .. }) => Outcome::Done,
         Err(e) => failed(&e),
@@ -308,13 +334,14 @@ fn failed(e: &Error) -> Outcome {
     Outcome::Failed(Failure::retry(Kind::ERROR, format!("the saga's journal: {e}")))
 }
 
-/// A step's task was given up: what came of it is not known.
+/// A step's task was given up: what came of it is not known, unless nobody has ever had it.
 async fn hear(journals: &Journals, failure: FinalFailure) -> Result<(), Verdict> {
     let params: StepParams = serde_json::from_value(failure.params)?;
     let why = serde_json::to_value(failure.reason).ok().and_then(|reason| reason.as_str().map(str::to_owned));
     let error = failure.error.unwrap_or_else(|| why.clone().unwrap_or_default());
     let error = format!("{}: {error}", why.unwrap_or_default());
-    match journals.tell(&params.saga, Tell::Event(gone_wrong(&params.work, false, &error))).await {
+    let event = gone_wrong(&params.work, failure.untouched && params.work.op == Op::Run, &error);
+    match journals.tell(&params.saga, Tell::Event(event)).await {
         Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
         Err(e) => Err(e.into()),
     }
@@ -378,12 +405,14 @@ impl Shared {
         self.store.saga_task(NewTask::new(STOP, &params)?.no_key().business(BUSINESS, id).policy(policy), now)
     }
 
-    /// Cancels the tasks of this work. What runs may still succeed.
+    /// Cancels the tasks of this work, unless it is wanted again: then there are new ones, made after those that are looked at here. What runs
+    /// may still succeed.
     async fn stop_work(&self, params: &StopParams) -> Result<()> {
-        for task in self.saga_tasks(&params.saga).await? {
-            let is_meant =
-                serde_json::from_str::<StepParams>(&task.params).is_ok_and(|p| params.work.contains(&p.work));
-            if !is_meant {
+        let tasks = self.saga_tasks(&params.saga).await?;
+        let saga = self.sagas.journals.memory.get(&self.store, &params.saga, true).await?;
+        let is_unwanted = |work: &Work| params.work.contains(work) && !saga.as_ref().is_some_and(|s| s.wants(work));
+        for task in tasks {
+            if !serde_json::from_str::<StepParams>(&task.params).is_ok_and(|p| is_unwanted(&p.work)) {
                 continue;
             }
             match self.store.cancel(task.id, self.clock.now()).await {

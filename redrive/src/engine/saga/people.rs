@@ -102,7 +102,10 @@ impl Sagas<'_> {
 
     fn beginning(&self, flow: Arc<Flow>, definition: String, id: &str, input: Value) -> Result<Beginning> {
         if !is_id(id) {
-            return Err(Error::invalid("id", format!("must be of 1 to {} bytes, without NUL", limits::BUSINESS_ID)));
+            return Err(Error::invalid(
+                "id",
+                format!("must be of 1 to {} bytes, without NUL or a space at its end", limits::BUSINESS_ID),
+            ));
         }
         let text = self.sized("input", &input)?;
         let name = flow.definition.name.clone();
@@ -366,9 +369,9 @@ fn entry(action: &str, id: &str, after: Option<Value>, by: Option<&str>, note: O
     AuditEntry::new(by.unwrap_or(PROGRAM), action, id).changed(None, after).noting(note)
 }
 
-/// Whether a saga can have this id.
+/// Whether a saga can have this id. MySQL takes `a` and `a ` for the same.
 fn is_id(id: &str) -> bool {
-    (1..=limits::BUSINESS_ID).contains(&id.len()) && !id.contains('\0')
+    (1..=limits::BUSINESS_ID).contains(&id.len()) && !id.contains('\0') && !id.ends_with(' ')
 }
 
 fn step_of(task: &Task) -> Option<StepParams> {

@@ -13,7 +13,7 @@ use crate::saga::{Event, Flow, Illegal, Next, State, Work, advance};
 use crate::store::{AuditEntry, Begins};
 use crate::task::KeyHash;
 
-use super::memory::Kept;
+use super::memory::{Kept, weight};
 
 /// What is to be told to a saga.
 #[derive(Clone, Debug)]
@@ -22,10 +22,33 @@ pub(super) enum Tell {
     Begin(Beginning),
     /// How something ended.
     Event(Event),
+    /// What had failed begins again, in a task that is there.
+    Again(Work),
     /// What a person or another system wants.
     Wish(Wish, Option<AuditEntry>),
     /// The time.
     Look,
+}
+
+impl Tell {
+    /// Roughly how many bytes it adds to a write.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Begin(beginning) => beginning.begins.definition.len() + beginning.begins.input.len(),
+            Self::Event(event) | Self::Wish(Wish::Event(event), _) => event_bytes(event),
+            Self::Wish(Wish::Resolve { output, .. }, _) => weight(output),
+            Self::Wish(Wish::Skip { .. } | Wish::Again(_), _) | Self::Again(_) | Self::Look => 0,
+        }
+    }
+}
+
+fn event_bytes(event: &Event) -> usize {
+    match event {
+        Event::Done { output: value, .. }
+        | Event::Signal { payload: value, .. }
+        | Event::Input { input: value, .. } => weight(value),
+        _ => 0,
+    }
 }
 
 /// A saga that is to begin.
@@ -112,6 +135,7 @@ impl Outcome {
             }
             Tell::Begin(_) => self.add([Some(Event::Began)], now).map_err(conflict),
             Tell::Event(event) => self.add([Some(event.clone())], now).map_err(conflict),
+            Tell::Again(work) => self.begin_again(work, now).map_err(conflict),
             Tell::Look => self.add([None], now).map_err(conflict),
             Tell::Wish(wish, audit) => {
                 if wish.was_heard(&self.state).map_err(conflict)? {
@@ -142,6 +166,15 @@ impl Outcome {
         let before = self.events.len();
         all.into_iter().for_each(|next| self.take(next));
         Ok(self.events.len() > before)
+    }
+
+    /// Some work begins again without a new task: whoever says so has one.
+    fn begin_again(&mut self, work: &Work, now: Timestamp) -> Result<bool, String> {
+        let before = self.start.len();
+        let is_new = self.add([Some(Event::Started { work: work.clone() })], now)?;
+        let own = self.start.iter().skip(before).position(|(started, _)| started == work);
+        own.into_iter().for_each(|own| _ = self.start.remove(before + own));
+        Ok(is_new)
     }
 
     fn take(&mut self, next: Next) {
