@@ -45,11 +45,11 @@ pub fn run() -> ExitCode {
 /// Says what went wrong, with its causes where they add something.
 fn failed(e: &anyhow::Error) -> ExitCode {
     let Some(code) = cli::exit_code(e) else { return ExitCode::SUCCESS };
-    eprintln!("redrive: {e}");
+    eprintln!("redrive: {}", cli::plain(&e.to_string()));
     let mut said = e.to_string();
     for cause in e.chain().skip(1).map(ToString::to_string) {
         if !said.contains(&cause) {
-            eprintln!("  because: {cause}");
+            eprintln!("  because: {}", cli::plain(&cause));
             said = cause;
         }
     }

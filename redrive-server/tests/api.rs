@@ -114,6 +114,7 @@ fn a_caller_can_wait_for_the_first_try() {
     assert_eq!((status, &first["state"]), (202, &json!("deferred")), "{first}");
     let (_, task) = server.json("GET", &format!("/api/v1/tasks/{}", first["id"].as_str().unwrap()), &Value::Null);
     assert_eq!((&task["attempt_count"], &task["last_error"]["kind"]), (&json!(1), &json!("http.503")));
+    assert_eq!(task["created_by"], "admin");
     let (status, second) = server.json("POST", "/api/v1/tasks", &new);
     assert_eq!((status, &second["state"], &second["result"]["status"]), (200, &json!("done"), &json!(200)), "{second}");
     let new = json!({ "http": { "url": "http://localhost:1/" }, "wait": true });
@@ -247,6 +248,21 @@ fn an_address_that_tries_many_wrong_tokens_has_to_wait() {
     assert_eq!(server.said_to("rdr_0011223344556677_wrong", "GET", "/api/v1/tasks", "").0, 429);
     assert_eq!(server.said("GET", "/api/v1/tasks", "").0, 200, "a good one is not refused for the sake of wrong ones");
     assert_eq!(server.said("GET", "/healthz", "").0, 200);
+}
+
+#[tokio::test]
+async fn who_asks_again_and_again_for_what_is_not_theirs_does_not_fill_the_audit() {
+    let server = Server::start("");
+    let (viewer, _) = server.new_token("eve", Role::Viewer).await;
+    let eve = server.log_in(&viewer);
+    assert_eq!(server.get(&eve, "/tasks/bulk?action=cancel&which=filter").status, 403);
+    for _ in 0..25 {
+        assert_eq!(server.said_to(&viewer, "GET", "/api/v1/audit", "").0, 403);
+    }
+    let of_eve = AuditFilter { who: Some("eve".into()), ..AuditFilter::default() };
+    let refused = server.store().await.audits(&of_eve, 100).await.unwrap();
+    assert_eq!(refused.len(), 20, "{refused:?}");
+    assert_eq!(refused.last().map(|a| &*a.entry.target), Some("/tasks/bulk"));
 }
 
 /// The lines of an answer.

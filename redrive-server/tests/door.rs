@@ -7,11 +7,11 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use serde_json::Value;
-use support::Server;
-
-/// Longer than anything here takes, shorter than forever.
-const PATIENCE: Duration = Duration::from_secs(60);
+use redrive::store::Role;
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection as _};
+use support::visitor::Visitor;
+use support::{PATIENCE, Server};
 
 fn connect(server: &Server) -> TcpStream {
     let stream = TcpStream::connect(&server.address).unwrap();
@@ -47,6 +47,100 @@ fn whoever_brings_no_whole_request_loses_its_place() {
     until_closed(endless);
     trickling.join().unwrap();
     is_well(&server);
+}
+
+/// Asks for more than the buffers between two sockets hold, and reads nothing of it.
+fn reads_nothing(server: &Server) -> TcpStream {
+    let mut stream = connect(server);
+    stream.write_all("GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n".repeat(1_000).as_bytes()).unwrap();
+    stream
+}
+
+#[test]
+fn whoever_reads_nothing_of_its_answer_loses_its_place() {
+    let server = Server::start("[server]\nidle_timeout = \"500ms\"\nmax_connections = 1");
+    let reader = reads_nothing(&server);
+    is_well(&server); // there is one place, and the reader had it
+    until_closed(reader);
+}
+
+#[test]
+fn whoever_reads_nothing_does_not_hold_up_the_stop() {
+    let server = Server::start("[server]\nidle_timeout = \"1h\"\nrequest_timeout = \"1s\"");
+    let _reader = reads_nothing(&server);
+    is_well(&server);
+    server.stop();
+}
+
+/// A request of an admin on a connection of its own; what is answered until this text is there.
+fn begin(server: &Server, token: &str, request: &str, body: &str, until: &str) -> (TcpStream, String) {
+    let mut stream = connect(server);
+    let head = format!("{request} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {token}\r\n");
+    write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let (mut said, mut some) = (String::new(), [0; 4_096]);
+    while !said.contains(until) {
+        let n = stream.read(&mut some).unwrap();
+        assert!(n > 0, "{said}");
+        said += &String::from_utf8_lossy(&some[..n]);
+    }
+    (stream, said)
+}
+
+/// An admin who may do something to many tasks, of which there are some.
+fn with_forms(server: &Server) -> Visitor {
+    let admin = server.admin();
+    let csrf = server.get(&admin, "/tasks/bulk?action=cancel&which=filter").csrf().to_owned();
+    Visitor { csrf, ..admin }
+}
+
+#[test]
+fn a_bulk_that_takes_its_time_does_not_hold_up_the_stop() {
+    let server = Server::start("");
+    let tasks: String = (0..600).map(|n| format!("{{\"method\": \"nobodys\", \"key\": \"{n}\"}}\n")).collect();
+    assert_eq!(server.api_as(&server.token, "POST", "/api/v1/tasks/bulk", "", &tasks).status, 200);
+    let bulk = json!({ "action": "cancel", "filter": {}, "per_second": 1 }).to_string();
+    let (stream, said) = begin(&server, &server.token, "POST /api/v1/tasks/actions", &bulk, "\"running\"");
+    assert!(said.contains("x-accel-buffering: no"), "{said}");
+    let form = [("action", "cancel"), ("which", "filter"), ("rate", "1")];
+    let admin = with_forms(&server);
+    let page = std::thread::scope(|scope| {
+        let page = scope.spawn(|| server.post(&admin, "/tasks/bulk", &form));
+        while server.api("GET", "/audit", &Value::Null).body.matches("\"many\"").count() < 2 {} // both are under way
+        server.stop();
+        page.join().unwrap()
+    });
+    let rest = until_closed(stream);
+    assert!(rest.contains("\"broken\"") && rest.contains("the same filter goes on"), "{rest}");
+    assert!(page.status == 503 && page.has("the same filter goes on"), "{}", page.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_loses_its_token_hears_no_more_of_what_happens() {
+    let server = Server::start("");
+    let (viewer, id) = server.new_token("eve", Role::Viewer).await;
+    let (mut stream, head) = begin(&server, &viewer, "GET /api/v1/events", "", "\r\n\r\n");
+    assert!(head.contains(" 200 ") && head.contains("x-accel-buffering: no"), "{head}");
+    assert_eq!(server.api("DELETE", &format!("/tokens/{id}"), &Value::Null).status, 204);
+    let (mut said, mut some) = (String::new(), [0; 4_096]);
+    while said.matches(":\n\n").count() < 2 {
+        match stream.read(&mut some).unwrap() {
+            0 => return,
+            n => said += &String::from_utf8_lossy(&some[..n]),
+        }
+    }
+    panic!("it is still told: {said}");
+}
+
+#[test]
+fn a_form_that_anybody_can_send_is_small() {
+    let server = Server::start("");
+    let long = "x".repeat(20_000);
+    for path in ["/login", "/preferences"] {
+        assert_eq!(server.post(&Visitor::default(), path, &[("token", &long)]).status, 413, "{path}");
+    }
+    server.api("POST", "/tasks", &json!({ "method": "nobodys" }));
+    let form = [("action", "cancel"), ("which", "filter"), ("note", &*long)];
+    assert_eq!(server.post(&with_forms(&server), "/tasks/bulk", &form).status, 200);
 }
 
 #[test]
@@ -147,7 +241,37 @@ fn hostile() -> Vec<String> {
 
 #[test]
 fn no_query_path_or_cookie_breaks_a_page() {
-    let server = Server::start("");
+    nothing_breaks_a_page(&Server::start(""));
+}
+
+/// It takes no NUL, and is stricter with numbers and times.
+mod postgres {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_query_path_or_cookie_breaks_a_page() {
+        let at = std::env::var("REDRIVE_TEST_POSTGRES")
+            .expect("REDRIVE_TEST_POSTGRES is not set: run scripts/test, or leave this store out with --skip");
+        let name = format!("door{}", std::process::id());
+        let mut c = sqlx::PgConnection::connect(&at).await.unwrap();
+        let fresh = format!("DROP SCHEMA IF EXISTS {name} CASCADE; CREATE SCHEMA {name}");
+        sqlx::raw_sql(AssertSqlSafe(fresh)).execute(&mut c).await.unwrap();
+        nothing_breaks_a_page(&Server::start_on(&format!("{at}?options[search_path]={name}")));
+    }
+}
+
+/// Nor does a NUL in a form or a note.
+fn nothing_breaks_a_page(server: &Server) {
+    for token in ["rdr_\0_x", "rdr_0011223344556677_\0", "\0"] {
+        assert_eq!(server.post(&Visitor::default(), "/login", &[("token", token)]).status, 401, "{token:?}");
+    }
+    for action in ["resolve", "discard"] {
+        let made = server.api("POST", "/tasks", &json!({ "method": "nobodys" })).json();
+        let id = made["id"].as_str().unwrap();
+        assert_eq!(server.api("POST", &format!("/tasks/{id}/fail"), &Value::Null).status, 200);
+        let closed = server.api("POST", &format!("/dead/{id}/{action}"), &json!({ "note": "a\0b" }));
+        assert!(closed.status < 300, "{action}: {} {}", closed.status, closed.body);
+    }
     let visitor = server.log_in(&server.token);
     let pages = [
         "/",

@@ -173,6 +173,10 @@ async fn a_row_is_retried_handed_to_people_and_closed(business: Business) {
     assert_eq!((&blocked["blocked"], &blocked["rows"][0]["dataId"]), (&json!(true), &json!(11)));
     assert_eq!(redrive.asked("POST", &of("check-user"), &json!({ "user": 1000 })).1["blocked"], false);
     assert_eq!(redrive.asked("POST", &of("check-user"), &json!({ "user": [1] })).0, 422);
+    viewers_see_no_rows(&redrive).await;
+    let (_, audit) = redrive.asked("GET", "/api/v1/audit?action=guard.mark_abnormal", &Value::Null);
+    let marked: Vec<_> = audit["audit"].as_array().unwrap().iter().map(|a| a["target"].as_str().unwrap()).collect();
+    assert_eq!(marked, ["异常处理示例 11", "异常处理示例 10"], "who marked a row is known");
 
     let (status, list) = redrive.asked("POST", "/api/admin/abnormal/list", &json!({ "errStatus": 4001 }));
     assert_eq!(
@@ -185,6 +189,20 @@ async fn a_row_is_retried_handed_to_people_and_closed(business: Business) {
     assert_eq!(redrive.asked("POST", &of("check-user"), &json!({ "user": 1001 })).1["blocked"], false);
     let metrics = redrive.api_as(&redrive.token, "GET", "/metrics", "", "");
     assert!(metrics.has("redrive_guard"), "{}", metrics.body);
+}
+
+async fn viewers_see_no_rows(redrive: &Server) {
+    let (viewer, _) = redrive.new_token("looks", redrive::store::Role::Viewer).await;
+    let path = format!("/api/v1/guards/{SERVICE}/check-user");
+    let (_, blocked) = redrive.asked_as(&viewer, "POST", &path, &json!({ "user": 1001 }));
+    assert_eq!((&blocked["blocked"], &blocked["rows"]), (&json!(true), &json!([])));
+    assert_eq!(blocked["detail"], "1 rows of the user are abnormal");
+    let database =
+        |token| redrive.asked_as(token, "GET", "/api/v1/guards", &Value::Null).1["guards"][0]["database"].clone();
+    assert_eq!(database(&viewer), "");
+    assert_ne!(database(&*redrive.token), "");
+    let (status, checked) = redrive.asked_as(&viewer, "GET", &format!("/api/v1/guards/{SERVICE}/check"), &Value::Null);
+    assert_eq!((status, &checked["usable"]), (200, &json!(true)), "{checked}");
 }
 
 /// Row 11 by the guard's own route, row 12 on the command line.

@@ -177,6 +177,9 @@ async fn a_trip_is_booked_or_given_back() {
     assert_eq!(service.0.lock().unwrap().keys[1..4], ["t1/flight/run"; 3].map(String::from));
     assert_eq!(done["steps"][1]["state"], "done");
     assert_eq!(redrive.ask("POST", "/sagas", &new("t1", &at)).await, (200, json!({ "id": "t1", "existed": true })));
+    let (_, audit) = redrive.ask("GET", "/audit?action=saga.start", &Value::Null).await;
+    let started: Vec<_> = audit["audit"].as_array().unwrap().iter().map(|a| (&a["who"], &a["target"])).collect();
+    assert_eq!(started, [(&json!("admin"), &json!("t1"))]);
     let mut other = new("t1", &at);
     other["input"]["who"] = "Eve".into();
     assert_eq!(redrive.ask("POST", "/sagas", &other).await.0, 409);

@@ -151,6 +151,11 @@ pub trait Retryable: Serialize + Send + Sync {
         None
     }
 
+    /// Who answers for it, if it is written down.
+    fn created_by(&self) -> Option<&str> {
+        None
+    }
+
     /// With which others of its method it is scheduled, if that is [split](crate::Builder::split): a host that it calls.
     fn part(&self) -> Option<String> {
         None
@@ -228,6 +233,7 @@ pub(crate) fn new_task<C: Retryable>(call: &C, policy: Policy) -> Result<NewTask
     new.business = call.business();
     new.encrypt = call.encrypt();
     new.traceparent = call.traceparent().map(str::to_owned);
+    new.created_by = call.created_by().map(str::to_owned);
     if let Some(part) = call.part() {
         new = new.part(&part);
     }

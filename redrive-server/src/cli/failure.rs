@@ -4,6 +4,8 @@ use axum::http::StatusCode;
 use redrive::Error;
 use serde_json::Value;
 
+use super::out::plain;
+
 /// Why it did not work. The exit code of all else is [`Failure::FAILED`].
 #[derive(Debug, thiserror::Error)]
 #[error("{said}")]
@@ -19,8 +21,9 @@ impl Failure {
     pub(super) const NOT_ALLOWED: u8 = 4;
     pub(super) const UNREACHABLE: u8 = 5;
 
+    /// What is said may come from a service: no terminal obeys it.
     pub(super) fn new(code: u8, said: impl Into<String>) -> Self {
-        Self { code, said: said.into() }
+        Self { code, said: plain(&said.into()) }
     }
 
     pub(super) fn failed(said: impl Into<String>) -> Self {
@@ -59,7 +62,7 @@ impl Failure {
         if status == Some(StatusCode::UNAUTHORIZED) {
             said += "\n  here: set REDRIVE_TOKEN, or name a file that has it with --token-file";
         }
-        Self { code, said }
+        Self::new(code, said)
     }
 }
 
@@ -126,6 +129,12 @@ mod tests {
         let wrong = json!([{ "field": "a", "problem": "is too long" }, { "field": "b", "problem": "is missing" }]);
         let said = Failure::of(&json!({ "status": 422, "detail": "…", "errors": wrong })).said;
         assert_eq!(said, "not valid:\n  a: is too long\n  b: is missing");
+    }
+
+    #[test]
+    fn no_terminal_obeys_what_a_service_said() {
+        let failure = Failure::of(&json!({ "status": 502, "detail": "it said \u{1b}]0;pwned\u{7}\nand more" }));
+        assert_eq!(failure.said, "it said \\u001b]0;pwned\\u0007\nand more");
     }
 
     #[test]

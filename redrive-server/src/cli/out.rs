@@ -1,7 +1,7 @@
 //! What is printed: tables for people, one JSON object a line for programs.
 //!
 //! What comes from elsewhere (an error's message, a name) is shown without its control characters: a target's answer must not
-//! move the cursor of whoever looks at it.
+//! move the cursor of whoever looks at it. So [`line`] and [`aside`] print none, whatever they are given, and errors have none.
 
 use std::fmt::Display;
 use std::io::{self, Write as _};
@@ -52,12 +52,25 @@ impl Out {
 
 /// Prints a line. An error if nobody listens any more.
 pub(super) fn line(text: impl Display) -> io::Result<()> {
-    writeln!(io::stdout().lock(), "{text}")
+    writeln!(io::stdout().lock(), "{}", plain(&text.to_string()))
 }
 
 /// Says something beside the output. That it is not heard is no reason to stop.
 pub(super) fn aside(text: impl Display) {
-    _ = writeln!(io::stderr().lock(), "{text}");
+    _ = writeln!(io::stderr().lock(), "{}", plain(&text.to_string()));
+}
+
+/// What a terminal would obey, but for ends of lines and tabs, as JSON writes it: so JSON says the same as before.
+pub(crate) fn plain(text: &str) -> String {
+    let is_obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
+    let mut said = String::with_capacity(text.len());
+    for c in text.chars() {
+        match is_obeyed(c) {
+            true => said += &format!("\\u{:04x}", u32::from(c)),
+            false => said.push(c),
+        }
+    }
+    said
 }
 
 /// Names and what they are, one under the other; those that are empty are left out.
@@ -166,5 +179,8 @@ mod tests {
         let value = json!({ "last_error": { "message": "\u{1b}[2Jgone\r\nboo" } });
         assert_eq!(text(&value, "last_error/message"), " [2Jgone  boo");
         assert_eq!(short(&json!({ "m": "漢".repeat(70) }), "m"), format!("{}…", "漢".repeat(60)));
+        assert_eq!(plain("a\u{1b}[2J\tb\r\nc\u{9b}é"), "a\\u001b[2J\tb\\u000d\nc\\u009bé");
+        let value = json!({ "m": "\u{1b}\u{7f}\u{9b}\n" });
+        assert_eq!(serde_json::from_str::<Value>(&plain(&value.to_string())).unwrap(), value);
     }
 }

@@ -3,13 +3,11 @@
 //! The first step only looks, so it is a GET: what it is about is in the address. The second is a POST. A script reads the same
 //! lines as callers of the API do; without one the answer comes when all is done.
 
-use std::ops::ControlFlow;
-
 use askama::Template;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::Response;
-use redrive::store::{Bulk, BulkResult, Count, DeadAction, TaskAction, Which};
+use redrive::store::{Bulk, BulkResult, Count, DeadAction, Role, TaskAction, Which};
 use redrive::{TaskId, Timestamp};
 
 use crate::server::App;
@@ -125,9 +123,7 @@ fn page(f: &Frame, kind: Kind, asked: &Fields, count: Count, result: Option<Bulk
 }
 
 async fn ask(app: App, visit: Visit, asked: Fields, path: &'static str) -> Answer<Response> {
-    if !visit.frame.is_operator() {
-        return Err(Problem::new(StatusCode::FORBIDDEN, "not_allowed", "this takes an operator"));
-    }
+    visit.needs(&app, Role::Operator).await?;
     let kind = Kind::of(path, &asked)?;
     let bulk = kind.bulk(&asked, &visit.who.name, app.clock.now())?;
     let count = app.store.dry_run(&bulk).await?;
@@ -142,8 +138,7 @@ async fn run(app: App, act: Act, is_script: bool, path: &'static str) -> Answer<
     if is_script {
         return crate::server::bulk::streamed(app, bulk).await;
     }
-    let result = app.store.bulk(bulk, &app.clock, |_| ControlFlow::Continue(())).await?;
-    app.wake();
+    let result = crate::server::bulk::whole(&app, bulk).await?;
     let count = Count { n: result.total(), ..Count::default() };
     let frame = &act.visit.frame;
     Ok(frame.show(&page(frame, kind, &act.fields, count, Some(result))))

@@ -1,21 +1,39 @@
 //! What a query or a form says: names and values, of which one name may have several. What is empty is not said: a form sends
 //! all of its fields.
+//!
+//! Some forms are read before anybody knows who sends them: how many bytes and how many names that may be is limited
+//! ([`routes`](super::routes) has the bytes).
 
-use axum::extract::FromRequestParts;
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use std::convert::Infallible;
 
-use crate::server::problem::{Answer, Problem};
+use crate::server::problem::{Answer, Problem, unreadable};
+
+/// Names of one form or query. An address has no room for as many ids as this.
+const MOST: usize = 5_000;
 
 /// Names and values.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fields(Vec<(String, String)>);
 
 impl Fields {
-    pub(crate) fn read(bytes: &[u8]) -> Self {
-        let all = url::form_urlencoded::parse(bytes).into_owned();
+    /// The first of them, if there are too many.
+    pub(super) fn read(bytes: &[u8]) -> Self {
+        let all = url::form_urlencoded::parse(bytes).into_owned().take(MOST);
         Self(all.map(|(name, value)| (name, value.trim().to_owned())).filter(|(_, value)| !value.is_empty()).collect())
+    }
+
+    /// All of a form. One that has too much is refused: something would be done to a part of what was ticked.
+    fn of_form(bytes: &[u8]) -> Answer<Self> {
+        let names = bytes.split(|byte| *byte == b'&').take(MOST + 1).count();
+        if names > MOST {
+            let detail = format!("a form has at most {MOST} fields");
+            return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_many_fields", detail));
+        }
+        Ok(Self::read(bytes))
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
@@ -85,9 +103,30 @@ impl<S: Sync> FromRequestParts<S> for Fields {
     }
 }
 
+/// What a form says.
+pub(super) struct Form(pub(super) Fields);
+
+impl<S: Send + Sync> FromRequest<S> for Form {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let bytes = Bytes::from_request(request, state).await.map_err(|e| unreadable(&e))?;
+        Fields::of_form(&bytes).map(Self)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_form_of_too_many_fields_is_refused_and_a_query_is_cut() {
+        let many = |n| "a=1&".repeat(n) + "b=2";
+        assert_eq!(Fields::of_form(many(MOST - 1).as_bytes()).unwrap().get("b"), Some("2"));
+        assert_eq!(Fields::of_form(many(MOST).as_bytes()).unwrap_err().status, 413);
+        assert_eq!(Fields::of_form("&".repeat(1 << 20).as_bytes()).unwrap_err().status, 413);
+        assert_eq!(Fields::read(many(MOST).as_bytes()).pairs().len(), MOST);
+    }
 
     #[test]
     fn what_is_empty_is_not_said_and_a_query_comes_back_as_it_was() {

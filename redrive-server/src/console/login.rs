@@ -1,7 +1,6 @@
 //! Logging in with a token, and out; language and theme.
 
 use askama::Template;
-use axum::body::Bytes;
 use axum::extract::{FromRequestParts as _, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
@@ -11,7 +10,7 @@ use crate::server::App;
 use crate::server::auth;
 use crate::server::problem::{Answer, Problem};
 
-use super::fields::Fields;
+use super::fields::{Fields, Form};
 use super::visit::{Frame, is_from_here, logged_in};
 
 #[derive(Template)]
@@ -31,10 +30,9 @@ pub(super) async fn show(State(app): State<App>, frame: Frame, asked: Fields, pa
     Ok(frame.show(&Login { f: frame.clone(), next, wrong: None }))
 }
 
-pub(super) async fn log_in(State(app): State<App>, mut parts: Parts, body: Bytes) -> Answer<Response> {
+pub(super) async fn log_in(State(app): State<App>, mut parts: Parts, Form(fields): Form) -> Answer<Response> {
     is_from_here(&parts)?;
     let Ok(frame) = Frame::from_request_parts(&mut parts, &app).await;
-    let fields = Fields::read(&body);
     let token = fields.text("token");
     let again = |wrong| {
         let next = fields.text("next").to_owned();
@@ -57,7 +55,7 @@ pub(super) async fn log_out(frame: Frame, parts: Parts) -> Answer<Response> {
     Ok(frame.log_out())
 }
 
-pub(super) async fn prefer(frame: Frame, parts: Parts, body: Bytes) -> Answer<Response> {
+pub(super) async fn prefer(frame: Frame, parts: Parts, Form(fields): Form) -> Answer<Response> {
     is_from_here(&parts)?;
-    Ok(frame.prefer(&Fields::read(&body)))
+    Ok(frame.prefer(&fields))
 }

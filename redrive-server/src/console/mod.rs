@@ -59,11 +59,9 @@ mod tasks;
 mod visit;
 mod words;
 
-use std::time::Duration;
-
 use askama::Template;
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
@@ -75,6 +73,7 @@ use crate::server::problem::{Problem, no_such_route};
 use crate::server::guards::Guarded;
 use kept::Kept;
 use overview::Counts;
+use redrive::ServerSettings;
 use redrive::store::DeadGroups;
 use visit::Frame;
 
@@ -111,12 +110,20 @@ fn menu(f: &Frame) -> Vec<(&'static str, &'static str)> {
     pages
 }
 
-pub(crate) fn routes(app: &App, limit: Duration) -> Router<App> {
+/// Bytes of a form that anybody can send: a token, or a taste.
+const LONGEST_OF_ANYBODY: usize = 16 * 1024;
+/// Bytes of other forms: the input of a saga may have 1 MiB, and be three times as long in a form.
+const LONGEST_FORM: usize = 4 * 1024 * 1024;
+
+pub(crate) fn routes(app: &App, limits: &ServerSettings) -> Router<App> {
+    let body = |most: usize| DefaultBodyLimit::max(most.min(limits.max_body));
+    let of_anybody = Router::new()
+        .route("/login", get(login::show).post(login::log_in))
+        .route("/preferences", post(login::prefer))
+        .layer(body(LONGEST_OF_ANYBODY));
     let quick = Router::new()
         .route("/", get(overview::show))
-        .route("/login", get(login::show).post(login::log_in))
         .route("/logout", post(login::log_out))
-        .route("/preferences", post(login::prefer))
         .route("/tasks", get(tasks::list))
         .route("/tasks/ended", get(ended::list))
         .route("/tasks/{id}", get(task::show))
@@ -141,12 +148,15 @@ pub(crate) fn routes(app: &App, limit: Duration) -> Router<App> {
         .route("/settings/change", get(settings::change))
         .route("/audit", get(audit::list))
         .route("/channels", get(channels::show))
-        .layer(from_fn_with_state(limit, crate::server::in_time));
+        .layer(body(LONGEST_FORM))
+        .merge(of_anybody)
+        .layer(from_fn_with_state(limits.request_timeout, crate::server::in_time));
     // What may rightly take long.
     let patient = Router::new()
         .route("/tasks/bulk", get(bulk::ask_tasks).post(bulk::run_tasks))
         .route("/dead/bulk", get(bulk::ask_dead).post(bulk::run_dead))
-        .route("/channels/{name}/test", post(channels::test));
+        .route("/channels/{name}/test", post(channels::test))
+        .layer(body(LONGEST_FORM));
     let pages = quick.merge(patient).layer(from_fn_with_state(app.clone(), dress));
     pages.route("/assets/{version}/{name}", get(assets::serve))
 }

@@ -79,6 +79,9 @@ pub(super) async fn show(State(app): State<App>, visit: Visit, Path(id): Path<St
 }
 
 async fn find(app: &App, id: &str) -> Answer<SagaRecord> {
+    if id.contains('\0') {
+        return Err(Problem::not_found("saga", format!("{id:?}"))); // PostgreSQL would not even look
+    }
     app.store.saga(id).await?.ok_or_else(|| Problem::not_found("saga", id))
 }
 

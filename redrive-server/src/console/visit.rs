@@ -10,19 +10,18 @@
 use std::time::Duration;
 
 use askama::Template;
-use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{Html as Body, IntoResponse, Redirect, Response};
 use redrive::Timestamp;
-use redrive::store::{AuditEntry, Role};
+use redrive::store::Role;
 
 use crate::server::auth::{self, find};
 use crate::server::problem::{Answer, Problem};
 use crate::server::{App, Caller};
 
-use super::fields::Fields;
+use super::fields::{Fields, Form};
 use super::session::{csrf, is_csrf};
 use super::words::{Lang, Words};
 
@@ -169,10 +168,7 @@ impl Visit {
             return Ok(());
         }
         let path = self.frame.here.split('?').next().unwrap_or_default();
-        let why = format!("{path} takes {}, the token is of a {}", wanted.as_str(), self.who.role.as_str());
-        let entry = AuditEntry::new(&self.who.name, "console.get", path).refused(&why);
-        app.store.audit(&entry, app.clock.now()).await?;
-        Err(Problem::new(StatusCode::FORBIDDEN, "not_allowed", why))
+        Err(auth::deny(app, &self.who, "console.get", path, wanted).await)
     }
 }
 
@@ -222,8 +218,8 @@ impl FromRequest<App> for Act {
         let (mut parts, body) = request.into_parts();
         is_from_here(&parts).map_err(IntoResponse::into_response)?;
         let visit = Visit::from_request_parts(&mut parts, app).await?;
-        let body = Bytes::from_request(Request::from_parts(parts.clone(), body), app).await;
-        let fields = Fields::read(&body.map_err(IntoResponse::into_response)?);
+        let form = Form::from_request(Request::from_parts(parts.clone(), body), app).await;
+        let Form(fields) = form.map_err(IntoResponse::into_response)?;
         let cookie = cookie(&parts.headers, SESSION).unwrap_or_default();
         if !is_csrf(cookie, fields.text("csrf")) {
             let detail = "this form is not of your session any more; go back, load the page again and repeat it";

@@ -126,6 +126,9 @@ words! {
     sorry_403_do: "Ask somebody with a token of a higher role, or log in with another one.", "请联系拥有更高权限令牌的人，或换一个令牌登录。";
     sorry_form: "This form cannot be used", "此表单已失效";
     sorry_form_do: "Go back, load the page again and repeat it.", "请返回，重新加载页面后再试。";
+    sorry_stopping: "The server stops", "服务正在停止";
+    sorry_stopping_do: "What is done is done. When it is back, repeat this: the same filter goes on with the rest.",
+        "已完成的部分不会撤销。服务恢复后请重复此操作，相同的筛选条件会继续处理剩余部分。";
     sorry_409: "Something else happened meanwhile", "期间已发生其他变化";
     sorry_409_do: "Go back and look at it again before you repeat this.", "请返回查看最新状态后再操作。";
     sorry_400: "That is not understood", "无法理解该请求";
@@ -697,6 +700,7 @@ impl Words {
         let w = self;
         match (code, status) {
             ("wrong_form", _) => (w.sorry_form, w.sorry_form_do),
+            ("stopping", _) => (w.sorry_stopping, w.sorry_stopping_do),
             (_, 404) => (w.sorry_404, w.sorry_404_do),
             (_, 403) => (w.sorry_403, w.sorry_403_do),
             (_, 409) => (w.sorry_409, w.sorry_409_do),

@@ -50,6 +50,7 @@ struct Asked {
     priority: i16,
     encrypt: bool,
     traceparent: Option<String>,
+    created_by: Option<String>,
 }
 
 impl HttpCall {
@@ -102,6 +103,12 @@ impl HttpCall {
     /// The trace of the caller (W3C `traceparent`); it is sent along.
     pub fn traceparent(mut self, traceparent: impl Into<String>) -> Self {
         self.asked.traceparent = Some(traceparent.into());
+        self
+    }
+
+    /// Who answers for it.
+    pub fn created_by(mut self, who: impl Into<String>) -> Self {
+        self.asked.created_by = Some(who.into());
         self
     }
 }
@@ -192,6 +199,10 @@ impl Retryable for HttpCall {
 
     fn traceparent(&self) -> Option<&str> {
         self.asked.traceparent.as_deref()
+    }
+
+    fn created_by(&self) -> Option<&str> {
+        self.asked.created_by.as_deref()
     }
 
     /// A host that hangs must not hold up the others. Targets have methods of their own.

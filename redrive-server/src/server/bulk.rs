@@ -1,5 +1,6 @@
 //! What people do to many at once. The answer is a stream of lines, one after each batch, so that whoever asked sees how far it is;
-//! when they hang up it stops after the batch under way, and what is done is done and in the audit.
+//! when they hang up it stops after the batch under way, and what is done is done and in the audit. A server that stops does not
+//! wait for the rest either: it says so, and the same filter goes on with it later.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::header;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream};
 use redrive::store::{Bulk, BulkResult, BulkRun, Count, DeadAction, Step, TaskAction, Which};
@@ -17,12 +18,12 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::App;
 use super::auth::Operator;
 use super::filter::{OfDead, OfTasks};
 use super::input::Json;
 use super::problem::{Answer, Problem};
 use super::shapes::{CountShape, PolicyShape};
+use super::{App, UNBUFFERED};
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(bulk_tasks)).routes(routes!(bulk_dead))
@@ -196,7 +197,7 @@ async fn begin(app: App, mut bulk: Bulk, how: How) -> Answer<Response> {
 pub(crate) async fn streamed(app: App, bulk: Bulk) -> Answer<Response> {
     let run = app.store.begin_bulk(bulk, app.clock.now()).await?;
     let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
-    Ok((kind, Body::from_stream(steps(app, run))).into_response())
+    Ok((kind, UNBUFFERED, Body::from_stream(steps(app, run))).into_response())
 }
 
 fn line(line: &Line) -> Bytes {
@@ -219,6 +220,9 @@ fn steps(app: App, run: BulkRun) -> impl Stream<Item = Result<Bytes, Infallible>
 async fn next(app: &App, run: &mut BulkRun) -> (Line, bool) {
     let mut failures = 0;
     loop {
+        if app.stopping.is_cancelled() {
+            return (Line::Broken { problem: stopping() }, false);
+        }
         let wait = match run.step(app.clock.now()).await {
             Ok(Step::Wait(until)) => until.since(app.clock.now()).max(Duration::from_millis(1)),
             Ok(Step::More) => {
@@ -235,7 +239,25 @@ async fn next(app: &App, run: &mut BulkRun) -> (Line, bool) {
             }
             Err(e) => return (Line::Broken { problem: e.into() }, false),
         };
-        pause(wait).await;
+        app.stopping.run_until_cancelled(pause(wait)).await;
+    }
+}
+
+fn stopping() -> Problem {
+    let detail =
+        "the server stops; what is done is done, and the same filter goes on with the rest, on another server or later";
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", detail)
+}
+
+/// Does all of it before it answers.
+pub(crate) async fn whole(app: &App, bulk: Bulk) -> Answer<BulkResult> {
+    let mut run = app.store.begin_bulk(bulk, app.clock.now()).await?;
+    loop {
+        match next(app, &mut run).await {
+            (Line::Broken { problem }, _) => return Err(problem),
+            (_, true) => {}
+            (_, false) => return Ok(run.result().clone()),
+        }
     }
 }
 

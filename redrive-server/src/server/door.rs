@@ -3,11 +3,12 @@
 //! *State.* A place for each connection. Without a free one nobody is let in; they wait in the queue of the operating system.
 //!
 //! *Invariants.* However many come, files stay for the database and for deliveries: connections take at most half of those that the
-//! process may open. Whoever brings no whole request in time, be it by one byte a second or by silence, loses its place. One
-//! connection cannot end the server.
+//! process may open. Whoever brings no whole request in time, be it by one byte a second or by silence, loses its place, and so does
+//! whoever reads nothing of its answer for as long ([`Impatient`]). One connection cannot end the server, nor keep it from ending.
 //!
 //! *Failure.* What fails when a connection is taken from the queue is of that connection, or there are no files left: the next is
-//! taken a moment later. At the end what is under way is answered; connections without a request are closed.
+//! taken a moment later. At the end connections without a request are closed, and what is under way is answered, for as long as
+//! an answer may take; then it is given up.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -23,7 +24,10 @@ use hyper_util::service::TowerToHyperService;
 use redrive::ServerSettings;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 use tower::Service as _;
+
+use super::impatient::Impatient;
 
 type Services = IntoMakeServiceWithConnectInfo<Router, SocketAddr>;
 
@@ -39,7 +43,7 @@ pub(super) fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     socket.listen(QUEUE)
 }
 
-/// Lets connections in until `stopped`, then ends what is under way.
+/// Lets connections in until `stopped`, then ends what is under way, or gives it up.
 pub(super) async fn serve(
     listener: TcpListener,
     router: Router,
@@ -50,7 +54,7 @@ pub(super) async fn serve(
     let places = Arc::new(Semaphore::new(places(limits.max_connections)));
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.idle_timeout);
-    let under_way = GracefulShutdown::new();
+    let (under_way, given_up) = (GracefulShutdown::new(), CancellationToken::new());
     let mut stopped = std::pin::pin!(stopped);
     loop {
         let next = async {
@@ -64,15 +68,20 @@ pub(super) async fn serve(
             next = next => next,
         };
         let service = service(&mut services, from).await;
-        let connection =
-            under_way.watch(http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)));
+        let stream = TokioIo::new(Impatient::new(stream, limits.idle_timeout));
+        let connection = under_way.watch(http.serve_connection(stream, TowerToHyperService::new(service)));
+        let given_up = given_up.clone();
         tokio::spawn(async move {
-            _ = connection.await; // an error is of the other side: it went away, was too slow, or spoke no HTTP
+            // An error is of the other side: it went away, was too slow, or spoke no HTTP.
+            _ = given_up.run_until_cancelled(connection).await;
             drop(place);
         });
     }
     drop(listener);
-    under_way.shutdown().await;
+    if tokio::time::timeout(limits.request_timeout, under_way.shutdown()).await.is_err() {
+        tracing::warn!("some requests are not answered to their end: the server stops");
+    }
+    given_up.cancel();
 }
 
 /// The next connection.

@@ -220,7 +220,7 @@ async fn try_now(app: &App, new: New, by: &By<'_>) -> Answer<(StatusCode, Answer
         return Err(half_a_business().into());
     }
     let call = HttpCall::new(app.delivery()?, request)?.policy(new.policy.unwrap_or_default());
-    let mut call = call.priority(new.priority);
+    let mut call = call.priority(new.priority).created_by(by.name);
     if let Some(key) = new.key {
         call = call.key(key);
     }
@@ -294,7 +294,7 @@ impl<S: Send + Sync> axum::extract::FromRequest<S> for Lines {
     type Rejection = Problem;
 
     async fn from_request(request: axum::extract::Request, state: &S) -> Result<Self, Problem> {
-        let bytes = Bytes::from_request(request, state).await.map_err(|e| super::input::unreadable(&e))?;
+        let bytes = Bytes::from_request(request, state).await.map_err(|e| super::problem::unreadable(&e))?;
         let text = std::str::from_utf8(&bytes).map_err(|e| {
             Problem::new(StatusCode::BAD_REQUEST, "not_understood", format!("the body is not UTF-8: {e}"))
         })?;

@@ -2,13 +2,20 @@
 //!
 //! A stream tells of what the node that answers does; other nodes tell of theirs. Who is too slow is told how many they have missed
 //! (`missed`), and looks at the API for the rest. A comment goes out every 15 s, so that proxies keep the connection.
+//!
+//! *Invariants.* A stream does not outlive the right to it: whose token is revoked or expires, or whose session ends, hears nothing
+//! more after [`LOOK_AGAIN`].
+//!
+//! *Failure.* That the token cannot be looked at just now does not end a stream: it is looked at again a little later.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::extract::State;
+use axum::http::request::Parts;
+use axum::response::IntoResponse;
 use axum::response::sse::{Event as Sent, KeepAlive, Sse};
-use futures_util::stream::{self, Stream};
+use futures_util::stream;
 use redrive::Event;
 use serde::Deserialize;
 use tokio::sync::broadcast::Receiver;
@@ -17,10 +24,13 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::App;
-use super::auth::Viewer;
+use super::auth::{self, Viewer};
 use super::input::Asked;
 use super::problem::Answer;
+use super::{App, UNBUFFERED};
+
+/// How often it is looked whether the listener may still listen.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(events))
@@ -62,20 +72,35 @@ async fn events(
     State(app): State<App>,
     Viewer(_): Viewer,
     Asked(wanted): Asked<Wanted>,
-) -> Answer<Sse<impl Stream<Item = Result<Sent, Infallible>>>> {
+    parts: Parts,
+) -> Answer<impl IntoResponse> {
     let receiver = app.engine()?.events();
-    let stopping = app.stopping.clone();
-    let all = stream::unfold((receiver, wanted), move |(mut receiver, wanted)| {
-        let stopping = stopping.clone();
-        async move {
-            let event = tokio::select! {
-                event = next(&mut receiver, &wanted) => event?,
-                () = stopping.cancelled() => return None,
-            };
-            Some((Ok(event), (receiver, wanted)))
-        }
+    let until = Box::pin(ended(app, parts));
+    let all = stream::unfold((receiver, wanted, until), async |(mut receiver, wanted, mut until)| {
+        let event = tokio::select! {
+            event = next(&mut receiver, &wanted) => event?,
+            () = &mut until => return None,
+        };
+        Some((Ok::<_, Infallible>(event), (receiver, wanted, until)))
     });
-    Ok(Sse::new(all).keep_alive(KeepAlive::new().interval(Duration::from_secs(15))))
+    Ok((UNBUFFERED, Sse::new(all).keep_alive(KeepAlive::new().interval(Duration::from_secs(15)))))
+}
+
+/// The server stops, or this listener may not listen any more.
+#[expect(clippy::disallowed_methods, reason = "a shell around one look")]
+async fn ended(app: App, asked: Parts) {
+    let looks = async {
+        loop {
+            tokio::time::sleep(LOOK_AGAIN).await;
+            if matches!(auth::still_knows(&app, &asked).await, Ok(false)) {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = app.stopping.cancelled() => {}
+        () = looks => {}
+    }
 }
 
 async fn next(receiver: &mut Receiver<Event>, wanted: &Wanted) -> Option<Sent> {

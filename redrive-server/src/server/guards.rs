@@ -8,17 +8,20 @@ use std::collections::BTreeMap;
 use axum::extract::{FromRequestParts as _, Path, State};
 use axum::http::StatusCode;
 use axum::{Json as Shows, Router};
-use redrive::guard::{self, BlockedRow, CheckUser, GuardedTable, Guards, Marked, RowId, RowValue};
+use redrive::guard::{
+    self, BlockedRow, CheckUser, GuardedTable, Guards, Inspection, Marked, RowId, RowValue, UserBlocked,
+};
+use redrive::store::{AuditEntry, Role};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::App;
 use super::auth::{Operator, Viewer};
 use super::input::Json;
 use super::problem::{Answer, Problem};
+use super::{App, Caller};
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -35,7 +38,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 pub(crate) struct Guarded {
     pub(crate) service_name: String,
     pub(crate) table: String,
-    /// The database, without its password; empty if the table is not guarded just now.
+    /// The database, without its password; empty if the table is not guarded just now, and for viewers.
     pub(crate) database: String,
     /// Where people say that a row is successful.
     pub(crate) manual_success_route: Option<String>,
@@ -52,8 +55,17 @@ struct AllGuarded {
 
 /// List guarded tables
 #[utoipa::path(get, path = "/guards", tag = "guards", responses((status = 200, body = AllGuarded)))]
-async fn list(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<AllGuarded>> {
-    Ok(Shows(AllGuarded { guards: all(&app).await? }))
+async fn list(State(app): State<App>, Viewer(who): Viewer) -> Answer<Shows<AllGuarded>> {
+    let mut guards = all(&app).await?;
+    if !sees_rows(&who) {
+        guards.iter_mut().for_each(|guarded| guarded.database.clear());
+    }
+    Ok(Shows(AllGuarded { guards }))
+}
+
+/// Rows are business data: like params, they are not for viewers. Nor is where they are.
+fn sees_rows(who: &Caller) -> bool {
+    who.role >= Role::Operator
 }
 
 /// All guarded tables, with what is wrong with them.
@@ -102,8 +114,7 @@ struct Checked {
 #[utoipa::path(get, path = "/guards/{service}/check", tag = "guards", params(("service" = String, Path)),
     responses((status = 200, body = Checked)))]
 async fn check(State(app): State<App>, Viewer(_): Viewer, Path(service): Path<String>) -> Answer<Shows<Checked>> {
-    let found = crate::guards::inspect(&app.settings(), &app.store, &service).await?;
-    let found = found.ok_or_else(|| none(&service))?;
+    let found = inspect(&app, &service).await?.ok_or_else(|| none(&service))?;
     let index =
         found.missing_index.then(|| "the index for the scans is missing: each poll reads the whole table".into());
     let columns = found.missing_columns.iter().map(|column| format!("the column {column} is missing"));
@@ -114,6 +125,16 @@ async fn check(State(app): State<App>, Viewer(_): Viewer, Path(service): Path<St
         table: found.table,
         sql: found.sql,
     }))
+}
+
+/// By the connections that its guard has; a table that is not guarded just now has none, and gets some for this look. One such look
+/// at a time: however many ask, the business's database is not filled with connections.
+async fn inspect(app: &App, service: &str) -> Answer<Option<Inspection>> {
+    if let Some(table) = app.guards().await?.get(service) {
+        return Ok(Some(table.inspect().await?));
+    }
+    let _alone = app.inspecting.lock().await;
+    Ok(crate::guards::inspect(&app.settings(), &app.store, service).await?)
 }
 
 /// A row of a guarded table.
@@ -172,15 +193,19 @@ struct MarkedAs {
     request_body = Which, responses((status = 200, body = MarkedAs)))]
 async fn mark_abnormal(
     State(app): State<App>,
-    Operator(_): Operator,
+    Operator(who): Operator,
     Path(service): Path<String>,
     Json(which): Json<Which>,
 ) -> Answer<Shows<MarkedAs>> {
     let (table, id) = (find(&app, &service).await?, id_of(&which.data_id)?);
+    let target = format!("{service} {id}");
     let marked = match which.user {
         Some(user) => table.mark_abnormal_of(id, value(&user)?).await?,
         None => table.mark_abnormal(id).await?,
     };
+    if marked == Marked::Changed {
+        app.store.audit(&AuditEntry::new(&who.name, "guard.mark_abnormal", target), app.clock.now()).await?;
+    }
     Ok(Shows(MarkedAs { changed: marked == Marked::Changed, detail: marked.to_string() }))
 }
 
@@ -199,8 +224,24 @@ struct Blocked {
     blocked: bool,
     /// The same in words.
     detail: Option<String>,
-    /// The oldest of those rows.
+    /// The oldest of those rows. Viewers are told how many there are, not which.
     rows: Vec<BlockingRow>,
+}
+
+impl Blocked {
+    fn by(blocked: UserBlocked, who: &Caller) -> Self {
+        if !sees_rows(who) {
+            let detail = format!("{} rows of the user are abnormal", blocked.total);
+            return Self { blocked: true, detail: Some(detail), rows: Vec::new() };
+        }
+        let detail = Some(blocked.to_string());
+        let row = |row: BlockedRow| BlockingRow {
+            data_id: row.id,
+            err_status: row.err_status,
+            err_start_time: row.err_start_time,
+        };
+        Self { blocked: true, detail, rows: blocked.rows.into_iter().map(row).collect() }
+    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -219,22 +260,14 @@ struct BlockingRow {
     request_body = Whose, responses((status = 200, body = Blocked)))]
 async fn check_user(
     State(app): State<App>,
-    Viewer(_): Viewer,
+    Viewer(who): Viewer,
     Path(service): Path<String>,
     Json(whose): Json<Whose>,
 ) -> Answer<Shows<Blocked>> {
     match find(&app, &service).await?.check_user_err(value(&whose.user)?).await {
         Ok(()) => Ok(Shows(Blocked { blocked: false, detail: None, rows: Vec::new() })),
         Err(CheckUser::Failed(e)) => Err(e.into()),
-        Err(CheckUser::Blocked(by)) => {
-            let detail = Some(by.to_string());
-            let row = |row: BlockedRow| BlockingRow {
-                data_id: row.id,
-                err_status: row.err_status,
-                err_start_time: row.err_start_time,
-            };
-            Ok(Shows(Blocked { blocked: true, detail, rows: by.rows.into_iter().map(row).collect() }))
-        }
+        Err(CheckUser::Blocked(blocked)) => Ok(Shows(Blocked::by(blocked, &who))),
     }
 }
 

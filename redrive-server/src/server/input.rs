@@ -7,7 +7,7 @@ use axum::http::request::Parts;
 use redrive::TaskId;
 use serde::de::DeserializeOwned;
 
-use super::problem::Problem;
+use super::problem::{Problem, unreadable};
 
 /// A JSON body. Fields that are not known are refused: a misspelled limit must not be ignored.
 pub(super) struct Json<T>(pub(super) T);
@@ -22,11 +22,6 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
         let bytes = if bytes.is_empty() { Bytes::from_static(b"{}") } else { bytes };
         understood("the body", &bytes).map(Self)
     }
-}
-
-/// A body that could not be received, or is too large.
-pub(super) fn unreadable(e: &axum::extract::rejection::BytesRejection) -> Problem {
-    Problem::new(e.status(), "unreadable_body", e.body_text())
 }
 
 /// JSON as what it should be.

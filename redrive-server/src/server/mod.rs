@@ -12,6 +12,7 @@
 //! | `bulk` | what people do to many |
 //! | `cluster`, `gates`, `settings`, `events` | methods, nodes, what is held back, what holds, and what happens |
 //! | `sagas` | flows that are finished or undone |
+//! | `door`, `impatient` | connections: who is let in, and who loses its place |
 //! | `guards` | failed rows of business tables |
 //! | `people` | what they did, and their tokens |
 
@@ -26,6 +27,7 @@ mod filter;
 pub(crate) mod gates;
 pub(crate) mod guards;
 mod health;
+mod impatient;
 mod input;
 mod openapi;
 mod people;
@@ -60,6 +62,10 @@ pub(crate) use auth::Caller;
 /// Where the API begins.
 pub(crate) const API: &str = "/api/v1";
 
+/// What is a stream must not be gathered by a proxy: nginx, and others after it, listen to this.
+const UNBUFFERED: [(axum::http::HeaderName, &str); 1] =
+    [(axum::http::HeaderName::from_static("x-accel-buffering"), "no")];
+
 /// What all handlers share.
 #[derive(Clone)]
 pub(crate) struct App(Arc<Shared>);
@@ -71,6 +77,8 @@ pub(crate) struct Shared {
     delivery: Option<HttpDelivery>,
     /// Made when they are first asked for, if there is no server.
     guards: OnceCell<Guards>,
+    /// Held while a table is looked at that has no connections of its own.
+    inspecting: tokio::sync::Mutex<()>,
     pub(crate) metrics: Option<PrometheusHandle>,
     /// Those of a command line; an engine has its own, which change.
     settings: Arc<Settings>,
@@ -137,6 +145,7 @@ impl App {
             engine: None,
             delivery: None,
             guards: OnceCell::new(),
+            inspecting: tokio::sync::Mutex::default(),
             metrics: None,
             settings: Arc::new(settings),
             wrong: auth::Wrong::default(),
@@ -246,7 +255,7 @@ fn router(app: App, limits: &ServerSettings) -> Router {
     router
         .merge(guards.with_state(()))
         .merge(openapi::routes(document))
-        .merge(crate::console::routes(&app, limits.request_timeout))
+        .merge(crate::console::routes(&app, limits))
         .fallback(crate::console::no_such_page)
         .method_not_allowed_fallback(problem::no_such_method)
         .layer(axum::extract::DefaultBodyLimit::max(limits.max_body))

@@ -94,6 +94,11 @@ pub(super) async fn no_such_method(method: axum::http::Method, uri: axum::http::
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no_such_method", detail)
 }
 
+/// A body that could not be received, or is too large.
+pub(crate) fn unreadable(e: &axum::extract::rejection::BytesRejection) -> Problem {
+    Problem::new(e.status(), "unreadable_body", e.body_text())
+}
+
 /// What is said instead of an answer that takes too long. What was under way is not undone: it may have been done.
 pub(super) fn too_slow() -> Problem {
     let detail = "it took too long; what you asked for may or may not have been done";

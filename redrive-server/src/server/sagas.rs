@@ -5,7 +5,7 @@ use axum::extract::{FromRequestParts, Path, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use redrive::saga::{SagaState, StepDef, StepKind, StepView};
-use redrive::store::{Role, SagaFilter, SagaRecord, SagaSummary};
+use redrive::store::{AuditEntry, Role, SagaFilter, SagaRecord, SagaSummary};
 use redrive::{Engine, Error, Problems, Result, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -73,13 +73,23 @@ struct StartedShown {
     responses((status = 201, body = StartedShown), (status = 200, body = StartedShown, description = "It was there already.")))]
 async fn start(
     State(app): State<App>,
-    Operator(_): Operator,
+    Operator(who): Operator,
     Json(new): Json<NewSaga>,
 ) -> Answer<(StatusCode, Shows<StartedShown>)> {
     let definition = crate::saga::definition(new.saga, &new.input, app.delivery()?)?;
     let started = app.engine()?.sagas().start_with(definition, &new.id, new.input).await?;
+    if !started.existed {
+        note_start(&app, &who.name, &started.id).await;
+    }
     let status = if started.existed { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, Shows(StartedShown { id: started.id, existed: started.existed })))
+}
+
+/// The audit knows who started it. It is started: that this could not be written down is no reason to say otherwise.
+async fn note_start(app: &App, who: &str, id: &str) {
+    if let Err(e) = app.store.audit(&AuditEntry::new(who, "saga.start", id), app.clock.now()).await {
+        tracing::warn!(error = %e, who, saga = id, "who started a saga could not be written to the audit");
+    }
 }
 
 /// Which sagas.

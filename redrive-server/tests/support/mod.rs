@@ -4,6 +4,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
 
 use redrive::Store;
 use redrive::store::Role;
@@ -11,9 +14,14 @@ use serde_json::Value;
 
 pub mod visitor;
 
+/// Longer than anything here takes, shorter than forever.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
 /// `redrive serve` on a database in a directory of its own; stopped with this.
 pub struct Server {
     child: Child,
+    /// Lines that it says.
+    said: Mutex<Receiver<String>>,
     pub address: String,
     pub token: String,
     dir: tempfile::TempDir,
@@ -27,16 +35,35 @@ impl Server {
 
     /// In a directory that has something already.
     pub fn start_in(dir: tempfile::TempDir, settings: &str) -> Self {
+        Self::start_with(dir, settings, &[])
+    }
+
+    /// On a database of somewhere else, which is empty.
+    pub fn start_on(database: &str) -> Self {
+        Self::start_with(tempfile::tempdir().unwrap(), "", &["--database", database])
+    }
+
+    fn start_with(dir: tempfile::TempDir, settings: &str, args: &[&str]) -> Self {
         std::fs::write(dir.path().join("redrive.toml"), settings).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
-        command.args(["serve", "--listen", "127.0.0.1:0"]).current_dir(dir.path()).env_remove("REDRIVE_DATABASE");
+        command.args(["serve", "--listen", "127.0.0.1:0"]).args(args);
+        command.current_dir(dir.path()).env_remove("REDRIVE_DATABASE");
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let line = lines.find(|line| line.contains("API:")).unwrap();
+        let (tell, said) = mpsc::channel();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        std::thread::spawn(move || lines.for_each(|line| _ = tell.send(line)));
+        let line = said.iter().find(|line| line.contains("API:")).unwrap();
         let address = line.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
-        let line = lines.find(|line| line.contains("token:")).unwrap();
+        let line = said.iter().find(|line| line.contains("token:")).unwrap();
         let token = line.split_whitespace().nth(1).unwrap().to_owned();
-        Self { child, address, token, dir }
+        Self { child, said: Mutex::new(said), address, token, dir }
+    }
+
+    /// Asks it to stop, and waits until it has.
+    pub fn stop(&self) {
+        assert!(Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap().success());
+        let said = self.said.lock().unwrap();
+        while said.recv_timeout(PATIENCE).expect("it does not stop") != "stopped" {}
     }
 
     pub fn url(&self) -> String {
@@ -65,6 +92,7 @@ impl Server {
     /// Sends a request as it is.
     pub fn ask(&self, request: &str) -> Answer {
         let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).unwrap();

@@ -16,10 +16,11 @@ pub struct ServerSettings {
     /// Where it answers. What is not a loopback address is refused until there is a token. Default: `127.0.0.1:7070`.
     pub listen: SocketAddr,
     /// How long an answer may take, and how long the next part of a body. Bulks, streams of events and first tries while the
-    /// caller waits have no such limit. Default: 30 s.
+    /// caller waits have no such limit. When the server stops, what is under way has this time to end. Default: 30 s.
     #[serde(with = "duration")]
     pub request_timeout: Duration,
-    /// How long a connection may be without a whole request: between two of them, and while the head of one arrives. Default: 75 s.
+    /// How long a connection may be without a whole request: between two of them, and while the head of one arrives;
+    /// and how long it may read nothing of its answer. Default: 75 s.
     #[serde(with = "duration")]
     pub idle_timeout: Duration,
     /// The most connections at once; more of them wait. It takes no more than half of the files that the process may open.

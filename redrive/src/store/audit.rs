@@ -133,8 +133,13 @@ impl AuditEntry {
     /// What was said about it.
     #[must_use]
     pub fn noting(self, note: Option<&str>) -> Self {
-        Self { note: note.map(|note| storable(note, LONGEST_NOTE)), ..self }
+        Self { note: note.map(storable_note), ..self }
     }
+}
+
+/// A note as it can be stored, in the audit and elsewhere: not too long, and without NUL, which PostgreSQL does not take.
+pub(super) fn storable_note(note: &str) -> String {
+    storable(note, LONGEST_NOTE)
 }
 
 const REFUSED: &str = "refused: ";

@@ -16,7 +16,7 @@ use crate::task::{Status, StopRequest, Task};
 
 use super::Store;
 use super::archive::{self, EndedAs, read_reason};
-use super::audit::{self, Record, check_by};
+use super::audit::{self, Record, check_by, storable_note};
 use super::db::{Connection, Row, query};
 use super::insert::insert_once;
 use super::layout::{Archive, Tables};
@@ -257,7 +257,7 @@ fn closed_letter(letter: DeadTask, how: EndedAs, by: &str, note: Option<&str>) -
     archive::Entry {
         dead_reason: Some(letter.reason),
         by: Some(by.to_owned()),
-        note: note.map(str::to_owned).or(letter.note),
+        note: note.map(storable_note).or(letter.note),
         ..archive::Entry::new(letter.task, how)
     }
 }
