@@ -4,6 +4,7 @@ use std::convert::Infallible;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, header};
 
 use super::visit::is_https;
@@ -18,7 +19,7 @@ impl<S: Sync> FromRequestParts<S> for Address {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        Ok(Self(of(&parts.headers, parts.uri.authority().map(|authority| authority.as_str()))))
+        Ok(Self(of(&parts.headers, parts.uri.authority().map(Authority::as_str))))
     }
 }
 

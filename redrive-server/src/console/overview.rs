@@ -88,7 +88,7 @@ pub(super) async fn show(State(app): State<App>, visit: Visit, Address(address):
     let exactness = if groups.all { Exactness::Exact } else { Exactness::AtLeast };
     let unowned = Count { n: groups.groups.iter().map(|group| group.unowned).sum(), exactness };
     let troubles = app.engine.as_ref().map(Engine::troubles).unwrap_or_default();
-    let (stuck, guards, channels) = beside(&app).await?;
+    let (stuck, guards, channels) = Box::pin(beside(&app)).await?;
     let seen = Seen { counts, gates, nodes, paused, troubles, unowned, stuck, guards, channels };
     let page = Page {
         needs: needs(&seen, f.w, now),
