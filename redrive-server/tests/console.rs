@@ -137,7 +137,70 @@ async fn a_policy_is_edited_and_mistakes_are_named() {
     assert!(server.get(&admin, &format!("/tasks/{waits}")).body.contains("Tries up to 7 times over about 2 min"));
     let wrong = edit("{\"max_attempts\": 0}");
     assert!(wrong.status == 422 && wrong.body.contains("max_attempts"), "{}", wrong.body);
-    assert_eq!(edit("no json").status, 400);
+    let wrong = edit("{\"max_attempts\": 3, oops}");
+    assert!(wrong.status == 400 && wrong.has("role=\"alert\"") && wrong.has("oops}</textarea>"), "{}", wrong.body);
+    assert!(wrong.has("id=\"edit\" open") && wrong.has("data-live=\"\""), "it is not loaded anew under one's hands");
+    assert!(wrong.has(&format!("name=\"back\" value=\"/tasks/{waits}\"")), "{}", wrong.body);
+}
+
+#[tokio::test]
+async fn a_filter_that_is_not_understood_is_shown_as_it_was_typed() {
+    let server = Server::start("");
+    let admin = server.admin();
+    for path in ["/tasks", "/tasks/ended", "/dead", "/audit"] {
+        let page = server.get(&admin, &format!("{path}?from=yesterday"));
+        assert!(page.status == 400 && page.has("value=\"yesterday\""), "{path}: {}", page.body);
+        assert!(page.has("role=\"alert\"") && page.has("from:") && page.has("is not a time"), "{path}: {}", page.body);
+    }
+}
+
+#[tokio::test]
+async fn examples_name_the_address_that_was_asked_for() {
+    let server = Server::start("");
+    let admin = server.admin();
+    for (page, path) in [("/", "tasks"), ("/tasks", "tasks"), ("/sagas", "sagas")] {
+        let curl = format!("curl -X POST http://{}/api/v1/{path} ", server.address);
+        assert!(server.get(&admin, page).has(&curl), "{page}");
+    }
+    let proxied = "x-forwarded-host: jobs.example.org\r\nx-forwarded-proto: https\r\n";
+    let proxied = Visitor { headers: proxied.into(), ..admin };
+    assert!(server.get(&proxied, "/tasks").has("curl -X POST https://jobs.example.org/api/v1/tasks "));
+}
+
+/// Letters of one method that died of these.
+async fn died_of(server: &Server, method: &str, errors: &'static [&'static str]) {
+    let fails = move |_cx: Context, n: usize| async move {
+        Err::<(), _>(Verdict::Failed(Failure::retry("remote", errors.get(n).copied().unwrap_or_default())))
+    };
+    let engine = Engine::builder(server.store().await).register(method, fails).discover(false).start().await.unwrap();
+    let once = Policy { max_attempts: Some(1), ..Policy::default() };
+    for n in 0..errors.len() {
+        let id = engine.enqueue(NewTask::new(method, &n).unwrap().policy(once.clone())).await.unwrap().id;
+        while engine.store().get_dead(id).await.unwrap().is_none() {
+            tokio::task::yield_now().await;
+        }
+    }
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_group_is_redriven_whole_and_alone_or_not_offered() {
+    let server = Server::start("");
+    let lines =
+        &["order 17:\r\nno route to the warehouse\r\n  at 7", "order 4:\r\nno route to the warehouse\r\n  at 9"];
+    died_of(&server, "lines", lines).await;
+    died_of(&server, "numbers", &["404", "17", "something else"]).await;
+    let admin = server.admin();
+    let page = server.get(&admin, "/dead");
+    let links = page.body.split("href=\"/dead/bulk?").skip(1).map(|rest| rest.split('"').next().unwrap());
+    let links: Vec<_> = links.map(|link| link.replace("&#38;", "&").replace("&amp;", "&")).collect();
+    assert_eq!(links.len(), 2, "that of numbers has nothing by which it can be told apart: {}", page.body);
+    for link in &links {
+        assert!(!link.contains("%0D") && !link.contains("%0A") && link.contains("error="), "{link}");
+    }
+    let lines = links.iter().find(|link| link.contains("method=lines")).unwrap();
+    let asked = server.get(&admin, &format!("/dead/bulk?{lines}"));
+    assert!(asked.has("Redrive 2 dead letters?") && asked.has("no route to the warehouse</dd>"), "{}", asked.body);
 }
 
 #[tokio::test]
@@ -278,12 +341,8 @@ async fn many_are_redriven_by_filter_with_and_without_a_script() {
     let form =
         [("csrf", page.csrf()), ("action", "resolve"), ("which", "filter"), ("method", "fails"), ("rate", "1000")];
     let script = Visitor { headers: "accept: application/x-ndjson\r\n".into(), ..admin.clone() };
-    assert!(
-        server
-            .post(&script, "/dead/bulk", &[("csrf", page.csrf()), ("action", "redrive")])
-            .body
-            .contains("nothing is selected")
-    );
+    let wrong = server.post(&script, "/dead/bulk", &[("csrf", page.csrf()), ("action", "redrive")]);
+    assert!(wrong.json()["detail"].as_str().unwrap().contains("nothing is selected"), "{}", wrong.body);
     let done = server.post(&admin, "/dead/bulk", &form);
     assert!(done.status == 200 && done.body.contains("<dt>Done</dt><dd>20</dd>"), "{}", done.body);
     fill(&server, 5).await;

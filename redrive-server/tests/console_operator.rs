@@ -4,11 +4,13 @@
 #[allow(dead_code, reason = "shared by several tests")]
 mod support;
 
+use std::time::Duration;
+
 use axum::http::StatusCode;
 use axum::routing::any;
-use redrive::Lane;
 use redrive::gate::Hold;
-use redrive::store::{AuditFilter, AuditOutcome, Audited, GateAction, Registration, Role};
+use redrive::store::{AuditFilter, AuditOutcome, Audited, GateAction, Moment, Registration, Role};
+use redrive::{Lane, NodeNumber, Timestamp};
 use serde_json::json;
 use sqlx::Connection as _;
 
@@ -308,6 +310,9 @@ async fn people_act_on_sagas() {
     let page = server.get(&admin, "/sagas/stuck-1");
     assert_eq!((page.body.matches("class=\"step ").count(), page.has("step undo_failed")), (2, true), "{}", page.body);
     assert!(page.has("goes back") && page.has("hotel") && page.has("Go forward") && !page.has("Compensate now"));
+    let wrong =
+        server.post(&admin, "/sagas/stuck-1/resolve", &[("step", "hotel"), ("output", "{a}"), ("note", "by hand")]);
+    assert!(wrong.status == 400 && wrong.has("{a}</textarea>") && wrong.has("value=\"by hand\""), "{}", wrong.body);
     server.does(&admin, "/sagas/stuck-1/resolve", &[("step", "hotel"), ("output", "{\"a\": 1}"), ("note", MARKUP)]);
     server.until(|| async { server.state("stuck-1").await == "compensated" }).await;
     let page = server.get(&admin, "/sagas/stuck-1");
@@ -316,6 +321,17 @@ async fn people_act_on_sagas() {
     server.does(&admin, "/sagas/wait-1/input", &[("input", "{\"card\": \"other\"}")]);
     let wrong = server.post(&admin, "/sagas/wait-1/input", &[("input", "{card}")]);
     assert!(wrong.status == 400 && wrong.has("this is not JSON"), "{}", wrong.body);
+    assert!(
+        wrong.has("{card}</textarea>") && wrong.has("role=\"alert\"") && wrong.has("data-live=\"\""),
+        "{}",
+        wrong.body
+    );
+    let wrong = server.post(&admin, "/sagas/wait-1/signal", &[("signal", "paid"), ("payload", "{by}")]);
+    assert!(
+        wrong.status == 400 && wrong.has("{by}</textarea>") && wrong.has("value=\"paid\" selected"),
+        "{}",
+        wrong.body
+    );
     server.does(&admin, "/sagas/wait-1/signal", &[("signal", "paid"), ("payload", "{\"by\": \"card\"}")]);
     server.until(|| async { server.state("wait-1").await == "succeeded" }).await;
     assert!(server.get(&admin, "/sagas/wait-1").has("It was told paid"));
@@ -351,6 +367,41 @@ async fn rows_of_guarded_tables_are_shown_and_closed() {
     assert_eq!(server.audits("guard.").await[0].entry.target, "bills <b>x</b> 10");
     assert_eq!(server.get(&admin, &format!("{GUARD}/rows/99")).status, 404);
     assert_eq!(server.get(&admin, "/guards/nobody").status, 404);
+    let broken = server.get(&admin, "/guards/broken");
+    assert!(broken.status == 503 && broken.has("This table is not guarded just now"), "{}", broken.body);
+    assert!(server.get(&admin.in_chinese(), "/guards/broken").has("此表当前未受守护"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_business_database_that_hangs_is_named_and_takes_no_page_with_it() {
+    let server = Server::staged().await;
+    let admin = server.admin();
+    let mut db =
+        sqlx::SqliteConnection::connect(&format!("sqlite://{}", server.path("shop.db").display())).await.unwrap();
+    sqlx::query("BEGIN EXCLUSIVE").execute(&mut db).await.unwrap();
+    for page in ["/", "/guards", GUARD] {
+        let shown = server.get(&admin, page);
+        assert_eq!(shown.status, 200, "{page}: {}", shown.body);
+        assert!(shown.has("its database has not answered for 2 s"), "{page}: {}", shown.body);
+        assert!(shown.has("bills &#60;b&#62;x") | shown.has("bills &lt;b&gt;x"), "{page}: {}", shown.body);
+    }
+    let listed = server.api("GET", "/guards", &serde_json::Value::Null);
+    assert!(listed.status == 200 && listed.has("has not answered"), "{}", listed.body);
+    sqlx::query("COMMIT").execute(&mut db).await.unwrap();
+    server.until(|| async { !server.get(&admin, "/guards").has("has not answered") }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_say_how_far_they_are_behind() {
+    let server = Server::start("");
+    let (admin, store) = (server.admin(), server.store().await);
+    let next_minute = store.now().await.unwrap().as_millis() / 60_000 * 60_000 + 60_000;
+    let mut minute = Moment::at(Timestamp::from_millis(next_minute));
+    minute.lag = Some(Duration::from_secs(90));
+    store.note_minute(NodeNumber(9), &minute).await.unwrap();
+    let page = server.get(&admin, "/nodes");
+    assert!(page.has("<b>Lag:</b> 1 min 30 s") && page.has("lag warn"), "{}", page.body);
+    assert!(server.get(&admin.in_chinese(), "/nodes").has("延迟"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -216,6 +216,11 @@ impl Task {
         self.id.shard()
     }
 
+    /// Whether its params are encrypted, and can be read by who has the key only.
+    pub fn is_encrypted(&self) -> bool {
+        crate::crypt::is_sealed(&self.params)
+    }
+
     /// What holds its key in `redrive_key`: 128 bits over business and key, so that a key is unique
     /// within its business, whatever the database's collation.
     pub(crate) fn key_hash(&self) -> Option<KeyHash> {

@@ -23,6 +23,8 @@ struct Page {
     f: Frame,
     asked: Fields,
     is_filtered: bool,
+    /// What of the filter is not understood.
+    wrong: Option<String>,
     rows: Vec<Row>,
     first: Option<String>,
     next: Option<String>,
@@ -50,16 +52,10 @@ struct Change {
 pub(super) async fn list(State(app): State<App>, visit: Visit, asked: Fields) -> Answer<Response> {
     visit.needs(&app, Role::Admin).await?;
     let f = visit.frame;
-    let text = |name: &str| asked.get(name).map(str::to_owned);
-    let wanted = AuditFilter {
-        who: text("who"),
-        action: text("action"),
-        target: text("target"),
-        from: time(&asked, "from")?,
-        before: time(&asked, "before")?,
-        after: asked.parsed("after")?,
+    let (found, wrong) = match wanted(&asked) {
+        Ok(wanted) => (app.store.audits(&wanted, PAGE).await?, None),
+        Err(problem) => (Vec::new(), Some(problem)),
     };
-    let found = app.store.audits(&wanted, PAGE).await?;
     let filtered = asked.only(NAMES);
     let next = found.last().filter(|_| found.len() == PAGE as usize);
     let next = next.map(|last| format!("/audit{}", filtered.with("after", Some(&last.id.to_string())).query()));
@@ -68,10 +64,23 @@ pub(super) async fn list(State(app): State<App>, visit: Visit, asked: Fields) ->
         first: asked.get("after").map(|_| format!("/audit{}", filtered.query())),
         next,
         is_filtered: !filtered.is_empty(),
+        wrong: wrong.as_ref().map(|problem| problem.detail.clone()),
         asked: filtered,
         f: f.clone(),
     };
-    Ok(f.show(&page))
+    Ok(super::answered(wrong.as_ref(), f.show(&page)))
+}
+
+fn wanted(asked: &Fields) -> Answer<AuditFilter> {
+    let text = |name: &str| asked.get(name).map(str::to_owned);
+    Ok(AuditFilter {
+        who: text("who"),
+        action: text("action"),
+        target: text("target"),
+        from: time(asked, "from")?,
+        before: time(asked, "before")?,
+        after: asked.parsed("after")?,
+    })
 }
 
 fn row(record: &Audited) -> Row {

@@ -5,7 +5,7 @@
 
 use askama::Template;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::Response;
 use redrive::store::{Bulk, BulkResult, Count, DeadAction, Role, TaskAction, Which};
 use redrive::{TaskId, Timestamp};
@@ -158,7 +158,7 @@ pub(super) struct Lines(bool);
 impl<S: Sync> axum::extract::FromRequestParts<S> for Lines {
     type Rejection = std::convert::Infallible;
     async fn from_request_parts(parts: &mut axum::http::request::Parts, _: &S) -> Result<Self, Self::Rejection> {
-        Ok(Self(parts.headers.get(header::ACCEPT).is_some_and(|kinds| kinds == "application/x-ndjson")))
+        Ok(Self(super::takes_lines(&parts.headers)))
     }
 }
 

@@ -27,6 +27,8 @@ struct Page {
     f: Frame,
     asked: Fields,
     is_filtered: bool,
+    /// What of the filter is not understood.
+    wrong: Option<String>,
     groups: Vec<Group>,
     /// What was not looked at, or is not shown.
     more_groups: Option<String>,
@@ -47,7 +49,8 @@ struct Group {
     last: Html,
     unowned: u64,
     link: String,
-    bulk: String,
+    /// Where all of them are redriven, if they can be told from others.
+    bulk: Option<String>,
 }
 
 struct Letter {
@@ -57,7 +60,8 @@ struct Letter {
 }
 
 fn group(group: &DeadGroup, w: &Words) -> Group {
-    let common = group.common.as_deref().map(beginning).filter(|text| !text.is_empty());
+    let common = group.common.as_deref().map(beginning);
+    let is_told_apart = common.is_some() && group.error_kind.is_some();
     let fields = Fields::default()
         .with("method", Some(&group.method))
         .with("reason", Some(group.reason.as_str()))
@@ -74,7 +78,9 @@ fn group(group: &DeadGroup, w: &Words) -> Group {
         last: html::ago(group.last),
         unowned: group.unowned,
         link: format!("/dead{}", fields.query()),
-        bulk: format!("/dead/bulk{}", fields.with("which", Some("filter")).with("action", Some("redrive")).query()),
+        bulk: is_told_apart.then(|| {
+            format!("/dead/bulk{}", fields.with("which", Some("filter")).with("action", Some("redrive")).query())
+        }),
     }
 }
 
@@ -94,7 +100,10 @@ pub(super) async fn groups(app: &App) -> redrive::Result<Arc<DeadGroups>> {
 
 pub(super) async fn list(State(app): State<App>, visit: Visit, asked: Fields) -> Answer<Response> {
     let (f, now) = (visit.frame, app.clock.now());
-    let found = app.store.search_dead(&filter::of_dead(&asked, now)?, PAGE).await?;
+    let (found, wrong) = match filter::of_dead(&asked, now) {
+        Ok(wanted) => (app.store.search_dead(&wanted, PAGE).await?, None),
+        Err(problem) => (filter::nothing(), Some(problem)),
+    };
     let filtered = asked.only(NAMES);
     let is_front = filtered.is_empty() && asked.get("after").is_none();
     let groups = if is_front { groups(&app).await? } else { Arc::default() };
@@ -109,8 +118,9 @@ pub(super) async fn list(State(app): State<App>, visit: Visit, asked: Fields) ->
         first: asked.get("after").map(|_| format!("/dead{}", filtered.query())),
         next: next.map(|query| format!("/dead{query}")),
         is_filtered: !filtered.is_empty(),
+        wrong: wrong.as_ref().map(|problem| problem.detail.clone()),
         asked: filtered,
         f: f.clone(),
     };
-    Ok(f.show(&page))
+    Ok(super::answered(wrong.as_ref(), f.show(&page)))
 }

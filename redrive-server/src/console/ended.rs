@@ -3,6 +3,7 @@
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
+use redrive::Timestamp;
 use redrive::store::{ArchiveFilter, Archived, EndedAs};
 
 use crate::server::App;
@@ -31,6 +32,8 @@ struct Page {
     f: Frame,
     asked: Fields,
     is_filtered: bool,
+    /// What of the filter is not understood.
+    wrong: Option<String>,
     ways: Vec<(&'static str, &'static str)>,
     rows: Vec<Ended>,
     first: Option<String>,
@@ -46,9 +49,10 @@ struct Ended {
 
 pub(super) async fn list(State(app): State<App>, visit: Visit, asked: Fields) -> Answer<Response> {
     let (f, now) = (visit.frame, app.clock.now());
-    let mut wanted = ArchiveFilter::from(filter::of_tasks(&asked, now)?);
-    wanted.ended_as = filter::one_of(&asked, "as", ALL, EndedAs::as_str)?;
-    let found = app.store.search_archive(&wanted, PAGE).await?;
+    let (found, wrong) = match wanted(&asked, now) {
+        Ok(wanted) => (app.store.search_archive(&wanted, PAGE).await?, None),
+        Err(problem) => (filter::nothing(), Some(problem)),
+    };
     let names: Vec<&str> = filter::NAMES.iter().copied().chain(["as"]).collect();
     let filtered = asked.only(&names);
     let next = found.continue_after.map(|id| filtered.with("after", Some(&id.to_string())).query());
@@ -58,10 +62,17 @@ pub(super) async fn list(State(app): State<App>, visit: Visit, asked: Fields) ->
         first: asked.get("after").map(|_| format!("/tasks/ended{}", filtered.query())),
         next: next.map(|query| format!("/tasks/ended{query}")),
         is_filtered: !filtered.is_empty(),
+        wrong: wrong.as_ref().map(|problem| problem.detail.clone()),
         asked: filtered,
         f: f.clone(),
     };
-    Ok(f.show(&page))
+    Ok(super::answered(wrong.as_ref(), f.show(&page)))
+}
+
+fn wanted(asked: &Fields, now: Timestamp) -> Answer<ArchiveFilter> {
+    let mut wanted = ArchiveFilter::from(filter::of_tasks(asked, now)?);
+    wanted.ended_as = filter::one_of(asked, "as", ALL, EndedAs::as_str)?;
+    Ok(wanted)
 }
 
 fn ended(entry: &Archived, w: &Words) -> Ended {

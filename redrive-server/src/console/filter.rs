@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use redrive::store::{DeadFilter, TaskFilter};
+use redrive::store::{DeadFilter, Found, TaskFilter};
 use redrive::{DeadReason, Status, Timestamp};
 
 use crate::server::problem::{Answer, Problem};
@@ -59,6 +59,11 @@ pub(super) fn of_tasks(asked: &Fields, now: Timestamp) -> Answer<TaskFilter> {
         after: asked.parsed("after")?,
         ..TaskFilter::default()
     })
+}
+
+/// What is found by a filter that is not understood.
+pub(super) fn nothing<T>() -> Found<T> {
+    Found { items: Vec::new(), continue_after: None }
 }
 
 /// A time as a form sends it, in UTC, or as the API has it.

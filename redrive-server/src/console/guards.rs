@@ -1,6 +1,12 @@
 //! Guarded tables: how many rows are in which state, those that need people, and one row with what keeps it from being retried.
 //!
 //! Rows are business data: like params, operators and admins see them, viewers see counts.
+//!
+//! *Failure.* A business's database that hangs or is slow takes nothing with it: each table is counted by itself, no further than
+//! people read, at most once at a time for all who look, and a table that does not answer says so.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use askama::Template;
 use axum::extract::{Path, State};
@@ -11,10 +17,11 @@ use serde_json::{Map, Value};
 
 use crate::server::App;
 use crate::server::guards::{self, Guarded};
-use crate::server::problem::{Answer, Problem};
+use crate::server::problem::Answer;
 
 use super::fields::{Fields, segment};
 use super::html::{self, Html};
+use super::kept::Kept;
 use super::tasks::tag;
 use super::visit::{Act, Frame, Said, Visit};
 use super::words::{Words, fill};
@@ -23,6 +30,27 @@ const PAGE: u64 = 50;
 /// States in the order of their urgency.
 const STATES: [i64; 4] =
     [err_status::MANUAL, err_status::ABNORMAL, err_status::AUTO_SUCCESS, err_status::MANUAL_SUCCESS];
+
+/// What is known of each table, by its service.
+pub(super) type Tables = Mutex<HashMap<String, Kept<Guarded>>>;
+
+/// A table with its counts, as they are or were a moment ago.
+async fn counted(app: &App, table: GuardedTable) -> redrive::Result<Arc<Guarded>> {
+    let kept = {
+        let mut tables = app.memory.guards.lock().unwrap_or_else(PoisonError::into_inner);
+        tables.entry(table.service_name().to_owned()).or_default().clone()
+    };
+    kept.get(&app.clock, Box::pin(async move { Ok(guards::look(&table).await) })).await
+}
+
+/// All tables, those that are not guarded just now last.
+pub(super) async fn all(app: &App) -> redrive::Result<Vec<Arc<Guarded>>> {
+    let guards = app.guards().await?;
+    let counted = guards.all().into_iter().map(|table| counted(app, table));
+    let mut all = futures_util::future::try_join_all(counted).await?;
+    all.extend(guards.broken().into_iter().map(|broken| Arc::new(guards::broken(broken))));
+    Ok(all)
+}
 
 #[derive(Template)]
 #[template(path = "guards.html")]
@@ -52,22 +80,19 @@ struct Count {
 
 pub(super) async fn list(State(app): State<App>, visit: Visit) -> Answer<Response> {
     let f = visit.frame;
-    let mut all = guards::all(&app).await?;
+    let mut all = self::all(&app).await?;
     let needing = |guarded: &Guarded| guarded.counts.get("4001").copied().unwrap_or(0);
     all.sort_by_key(|guarded| (guarded.trouble.is_none(), std::cmp::Reverse(needing(guarded))));
-    let table = |guarded: Guarded| Table {
+    let table = |guarded: &Arc<Guarded>| Table {
         link: link(&guarded.service_name),
-        class: match () {
-            () if guarded.trouble.is_some() || needing(&guarded) > 0 => "bad",
-            () => "",
-        },
-        counts: counts(&guarded, 0, f.w),
-        service: guarded.service_name,
-        table: guarded.table,
-        database: if f.is_operator() { guarded.database } else { String::new() },
-        trouble: guarded.trouble,
+        class: if guarded.trouble.is_some() || needing(guarded) > 0 { "bad" } else { "" },
+        counts: counts(guarded, 0, f.w),
+        service: guarded.service_name.clone(),
+        table: guarded.table.clone(),
+        database: if f.is_operator() { guarded.database.clone() } else { String::new() },
+        trouble: guarded.trouble.clone(),
     };
-    let page = Page { tables: all.into_iter().map(table).collect(), f: f.clone() };
+    let page = Page { tables: all.iter().map(table).collect(), f: f.clone() };
     Ok(f.show(&page))
 }
 
@@ -85,7 +110,7 @@ fn counts(guarded: &Guarded, here: i64, w: &Words) -> Vec<Count> {
             _ => "",
         };
         let link = format!("{}?status={code}", link(&guarded.service_name));
-        Count { name: w.err_status(code), code, n: html::number(n), link, class, is_here: code == here }
+        Count { name: w.err_status(code), code, n: html::up_to(n), link, class, is_here: code == here }
     };
     STATES.map(one).into()
 }
@@ -96,6 +121,7 @@ struct One {
     f: Frame,
     service: String,
     table: String,
+    trouble: Option<String>,
     counts: Vec<Count>,
     status: &'static str,
     columns: Vec<(String, String)>,
@@ -118,13 +144,12 @@ pub(super) async fn show(
 ) -> Answer<Response> {
     let f = visit.frame;
     let table = guards::find(&app, &service).await?;
-    let guarded = guards::all(&app).await?.into_iter().find(|guarded| guarded.service_name == service);
-    let guarded = guarded.ok_or_else(|| Problem::not_found("guard", &service))?;
+    let guarded = counted(&app, table.clone()).await?;
     let fullest = STATES.into_iter().find(|code| guarded.counts.get(&code.to_string()).is_some_and(|n| *n > 0));
     let status = asked.parsed("status")?.or(fullest).unwrap_or(err_status::MANUAL);
     let n = asked.parsed::<u64>("page")?.unwrap_or(1);
     let (mut rows, mut columns, mut is_more) = (Vec::new(), Vec::new(), false);
-    if f.is_operator() {
+    if f.is_operator() && guarded.trouble.is_none() {
         let request = ListRequest {
             page_num: n,
             page_size: PAGE,
@@ -132,7 +157,7 @@ pub(super) async fn show(
             err_status: Some(status),
             ..ListRequest::default()
         };
-        let found = app.guards().await?.list(&request).await?;
+        let found = app.guards().await?.look(&request).await?;
         is_more = found.total > n * PAGE;
         let comments = found.column_comments.get(table.table_name());
         columns = named(&found.records, &table, comments, f.w);
@@ -142,7 +167,8 @@ pub(super) async fn show(
     let page = One {
         counts: counts(&guarded, status, f.w),
         status: f.w.err_status(status),
-        table: guarded.table,
+        table: guarded.table.clone(),
+        trouble: guarded.trouble.clone(),
         columns,
         rows,
         newer: (n > 1).then(|| at(n - 1)),

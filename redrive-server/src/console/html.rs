@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use askama::filters::HtmlSafe;
 use redrive::Timestamp;
-use redrive::store::{Count, Exactness};
+use redrive::store::{Count, Exactness, MOST_EXACT};
 
 use super::words::{Words, fill};
 
@@ -81,6 +81,12 @@ pub(crate) fn count(count: Count) -> String {
     }
 }
 
+/// A number that was counted no further than [`MOST_EXACT`].
+pub(crate) fn up_to(n: u64) -> String {
+    let exactness = if n >= MOST_EXACT { Exactness::AtLeast } else { Exactness::Exact };
+    count(Count { n, exactness })
+}
+
 /// A duration in its two greatest units.
 pub(crate) fn duration(time: Duration, w: &Words) -> String {
     let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
@@ -113,6 +119,7 @@ mod tests {
         let said = |ms| duration(Duration::from_millis(ms), Lang::En.words());
         assert_eq!([said(5), said(1_000), said(90_000), said(86_400_000)], ["5 ms", "1 s", "1 min 30 s", "1 d"]);
         assert_eq!([said(3_600_000 + 5_000), said(90_061_000)], ["1 h", "1 d 1 h"]);
+        assert_eq!([up_to(99_999), up_to(100_000)], ["99,999", "100,000+"]);
     }
 
     #[test]

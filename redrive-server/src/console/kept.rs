@@ -2,7 +2,7 @@
 //!
 //! *Invariants.* What was quick to find last time is found anew for everybody who asks. What was not is shown as it was up to a
 //! minute ago, while it is found anew beside: somebody who opens a page does not wait for it, and a hundred open pages do not ask the
-//! database a hundred times. At most one looks at a time.
+//! database a hundred times. At most one looks at a time, and goes on looking if whoever asked has gone: the next has it then.
 //!
 //! *Failure.* What could not be found beside stays as it was; who comes after a minute waits for it, and is told why it fails.
 
@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use redrive::{Clock, Result, Timestamp};
+use tokio::sync::OwnedMutexGuard;
 
 /// Quick enough to do it for everybody.
 const QUICK: Duration = Duration::from_millis(30);
@@ -24,7 +25,7 @@ pub(crate) struct Kept<T>(Arc<Inner<T>>);
 
 struct Inner<T> {
     last: Mutex<Option<Last<T>>>,
-    making: tokio::sync::Mutex<()>,
+    making: Arc<tokio::sync::Mutex<()>>,
 }
 
 struct Last<T> {
@@ -41,7 +42,13 @@ impl<T> Clone for Last<T> {
 
 impl<T> Default for Kept<T> {
     fn default() -> Self {
-        Self(Arc::new(Inner { last: Mutex::new(None), making: tokio::sync::Mutex::new(()) }))
+        Self(Arc::new(Inner { last: Mutex::new(None), making: Arc::default() }))
+    }
+}
+
+impl<T> Clone for Kept<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
     }
 }
 
@@ -52,10 +59,10 @@ impl<T: Send + Sync + 'static> Kept<T> {
         let last = self.0.last();
         let slow = last.filter(|last| last.took >= QUICK && now.since(last.at) < STALE);
         let Some(slow) = slow else {
-            let _only = self.0.making.lock().await;
+            let only = self.0.making.clone().lock_owned().await;
             return match self.0.last().filter(|last| last.at > now) {
                 Some(made) => Ok(made.value), // by whoever we waited for
-                None => self.0.make(clock, make).await,
+                None => self.0.clone().make_to_its_end(clock.clone(), make, only).await,
             };
         };
         if now.since(slow.at) >= FRESH {
@@ -75,6 +82,30 @@ impl<T: Send + Sync + 'static> Kept<T> {
 impl<T> Inner<T> {
     fn last(&self) -> Option<Last<T>> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Though whoever asks may go.
+    async fn make_to_its_end(
+        self: Arc<Self>,
+        clock: Clock,
+        make: BoxFuture<'static, Result<T>>,
+        only: OwnedMutexGuard<()>,
+    ) -> Result<Arc<T>>
+    where
+        T: Send + Sync + 'static,
+    {
+        let made = tokio::spawn(async move {
+            let made = self.make(&clock, make).await;
+            drop(only);
+            made
+        });
+        match made.await {
+            Ok(made) => made,
+            Err(e) => match e.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => std::future::pending().await, // the runtime is going, and this with it
+            },
+        }
     }
 
     async fn make(&self, clock: &Clock, make: BoxFuture<'static, Result<T>>) -> Result<Arc<T>> {
@@ -110,5 +141,23 @@ mod tests {
         }
         clock.advance(STALE);
         assert_eq!(find(500, 7).await, 7, "what is too old is waited for");
+    }
+
+    #[tokio::test]
+    async fn what_was_begun_is_found_though_nobody_waits_for_it_any_more() {
+        let (kept, clock) = (Kept::default(), Clock::manual(Timestamp::from_millis(1_800_000_000_000)));
+        let (found, finds) = tokio::sync::oneshot::channel();
+        let slow = {
+            let clock = clock.clone();
+            Box::pin(async move {
+                let value = finds.await.unwrap();
+                takes(clock, 500, value).await
+            })
+        };
+        let asker = kept.get(&clock, slow);
+        assert!(tokio::time::timeout(Duration::ZERO, asker).await.is_err(), "it went before anything was found");
+        found.send(7).unwrap();
+        let next = kept.get(&clock, Box::pin(takes(clock.clone(), 500, 8)));
+        assert_eq!(*next.await.unwrap(), 7);
     }
 }

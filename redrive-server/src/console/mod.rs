@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | `visit`, `session`, `login` | who looks, how they like it, and that forms are theirs |
 //! | `words` | every word of every page, in English and Chinese |
-//! | `fields`, `filter` | queries and forms; which tasks or letters a page is about |
+//! | `fields`, `filter`, `address` | queries and forms; which tasks or letters a page is about; where it was asked for |
 //! | `kept` | what takes long to find out |
 //! | `html`, `chart`, `policy` | times, counts, curves and policies as people read them |
 //! | `needs` | what needs somebody |
@@ -31,6 +31,7 @@
 //! 6. Its address in `tests/console.rs` or `tests/console_operator.rs`, where all pages are tried with markup in every value, as a viewer,
 //!    in both languages; and in `tests/browser/pages.rs`, where they are looked at.
 
+mod address;
 mod assets;
 mod audit;
 mod bulk;
@@ -62,7 +63,7 @@ mod words;
 use askama::Template;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
@@ -70,7 +71,6 @@ use axum::routing::{get, post};
 use crate::server::App;
 use crate::server::problem::{Problem, no_such_route};
 
-use crate::server::guards::Guarded;
 use kept::Kept;
 use overview::Counts;
 use redrive::ServerSettings;
@@ -89,7 +89,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 pub(crate) struct Memory {
     counts: Kept<Counts>,
     groups: Kept<DeadGroups>,
-    guards: Kept<Vec<Guarded>>,
+    guards: guards::Tables,
 }
 
 /// The pages of the menu, in their order.
@@ -188,7 +188,7 @@ pub(crate) async fn no_such_page(State(app): State<App>, frame: Frame, request: 
     let (parts, _) = request.into_parts();
     let problem = no_such_route(parts.uri.clone()).await.into_response();
     match takes_html(&parts.headers) && !parts.uri.path().starts_with("/api/") {
-        true => dressed(&frame.of_whom(&app, &parts).await, problem),
+        true => dressed(&frame.of_whom(&app, &parts).await, problem, true),
         false => problem,
     }
 }
@@ -197,11 +197,31 @@ fn takes_html(headers: &HeaderMap) -> bool {
     headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).is_some_and(|kinds| kinds.contains("text/html"))
 }
 
+/// A script that follows something line by line: it says itself what is wrong.
+fn takes_lines(headers: &HeaderMap) -> bool {
+    headers.get(header::ACCEPT).is_some_and(|kinds| kinds == "application/x-ndjson")
+}
+
+/// A page that shows a form again, with what was typed and why it was not taken.
+fn answered(wrong: Option<&Problem>, page: Response) -> Response {
+    let status = wrong.and_then(|problem| StatusCode::from_u16(problem.status).ok());
+    match status {
+        Some(status) => (status, page).into_response(),
+        None => page,
+    }
+}
+
+/// Whether a problem is with what was typed: then its form is shown again.
+fn is_typed_wrong(problem: &Problem) -> bool {
+    matches!(problem.status, 400 | 422)
+}
+
 /// What every page is sent with; and problems as pages.
 async fn dress(State(app): State<App>, frame: Frame, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let frame = frame.of_whom(&app, &parts).await;
-    dressed(&frame, next.run(Request::from_parts(parts, body)).await)
+    let is_page = !takes_lines(&parts.headers);
+    dressed(&frame, next.run(Request::from_parts(parts, body)).await, is_page)
 }
 
 #[derive(Template)]
@@ -213,9 +233,9 @@ struct Sorry {
     problem: Problem,
 }
 
-fn dressed(frame: &Frame, response: Response) -> Response {
+fn dressed(frame: &Frame, response: Response, is_page: bool) -> Response {
     let status = response.status();
-    let mut response = match response.extensions().get::<Problem>().cloned() {
+    let mut response = match response.extensions().get::<Problem>().filter(|_| is_page).cloned() {
         Some(problem) => {
             let (title, advice) = frame.w.sorry(problem.code, problem.status);
             (status, frame.show(&Sorry { f: frame.clone(), title, advice, problem })).into_response()

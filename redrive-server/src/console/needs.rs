@@ -34,7 +34,7 @@ pub(super) struct Seen {
     pub(super) unowned: Count,
     /// How many sagas are stuck.
     pub(super) stuck: u64,
-    pub(super) guards: Arc<Vec<Guarded>>,
+    pub(super) guards: Vec<Arc<Guarded>>,
     /// Channels that people are told by.
     pub(super) channels: Vec<ChannelState>,
 }
@@ -52,7 +52,7 @@ pub(super) fn needs(seen: &Seen, w: &Words, now: Timestamp) -> Vec<Need> {
         all.push(Need { class: "bad", what, why, when: None, link, do_it: w.need_dead_do });
     }
     if seen.stuck > 0 {
-        let what = fill(w.need_stuck, &[&html::number(seen.stuck)]);
+        let what = fill(w.need_stuck, &[&html::up_to(seen.stuck)]);
         let (why, link) = (w.need_stuck_why.to_owned(), "/sagas?state=stuck".into());
         all.push(Need { class: "bad", what, why, when: None, link, do_it: w.need_dead_do });
     }
@@ -96,7 +96,7 @@ fn guarded_table(guarded: &Guarded, w: &Words) -> Option<Need> {
     let name = &guarded.service_name;
     let (what, why, link) = match &guarded.trouble {
         Some(why) => (fill(w.need_guard, &[name]), why.clone(), "/guards".into()),
-        None if rows > 0 => (fill(w.need_rows, &[name, &html::number(rows)]), String::new(), guards::link(name)),
+        None if rows > 0 => (fill(w.need_rows, &[name, &html::up_to(rows)]), String::new(), guards::link(name)),
         None => return None,
     };
     Some(Need { class: "bad", what, why, when: None, link, do_it: w.need_dead_do })

@@ -7,7 +7,7 @@ use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
 use redrive::registry::RegistryKind;
-use redrive::store::Node;
+use redrive::store::{Moment, Node};
 use redrive::{NodeNumber, SHARDS, Timestamp};
 
 use crate::server::App;
@@ -15,12 +15,15 @@ use crate::server::cluster;
 use crate::server::problem::Answer;
 
 use super::html::{self, Html};
+use super::overview::LATE;
 use super::tasks::tag;
 use super::visit::{Frame, Visit};
 use super::words::{Words, fill};
 
 /// One that has not beaten for so long is worth a look; its lease is longer than that.
 const QUIET: Duration = Duration::from_secs(5);
+/// How far they are behind is looked at every minute by one of them; what is older says nothing of now.
+const LAG_OF: Duration = Duration::from_secs(300);
 /// Colours of the map; more nodes than that share them, and differ by their letters.
 const COLOURS: usize = 8;
 
@@ -31,7 +34,14 @@ struct Page {
     nodes: Vec<Row>,
     maps: Vec<Map>,
     gone: Vec<Row>,
+    lag: Option<Lag>,
     is_by_database: bool,
+}
+
+/// How long what is due waits.
+struct Lag {
+    class: &'static str,
+    value: String,
 }
 
 struct Row {
@@ -58,7 +68,8 @@ struct Map {
 
 pub(super) async fn show(State(app): State<App>, visit: Visit) -> Answer<Response> {
     let (f, now) = (visit.frame, app.clock.now());
-    let (nodes, upkeep) = tokio::try_join!(app.store.nodes(), app.store.held_lock("upkeep", now))?;
+    let (nodes, upkeep, minutes) =
+        tokio::try_join!(app.store.nodes(), app.store.held_lock("upkeep", now), app.store.history(now - LAG_OF, 1))?;
     let upkeep = upkeep.map(|lock| lock.owner).unwrap_or_default();
     let here = app.engine.as_ref().map(redrive::Engine::number);
     let (alive, mut dead): (Vec<&Node>, Vec<&Node>) = nodes.iter().partition(|node| !node.dead);
@@ -80,10 +91,19 @@ pub(super) async fn show(State(app): State<App>, visit: Visit) -> Answer<Respons
         nodes: alive.iter().enumerate().map(row).collect(),
         gone: dead.iter().enumerate().map(row).collect(),
         maps: maps(&alive, &nodes, f.w),
+        lag: lag(&minutes, f.w),
         is_by_database: app.settings().registry.kind == RegistryKind::Database,
         f: f.clone(),
     };
     Ok(f.show(&page))
+}
+
+/// How far all of them together are behind, as the node that does the upkeep saw it last.
+fn lag(minutes: &[Moment], w: &Words) -> Option<Lag> {
+    let lag = minutes.iter().rev().find_map(|minute| minute.lag)?;
+    let is_late = lag >= LATE;
+    let value = if lag < Duration::from_secs(1) { w.lag_none.to_owned() } else { html::duration(lag, w) };
+    Some(Lag { class: if is_late { "warn" } else { "" }, value })
 }
 
 fn state(node: &Node, now: Timestamp, w: &Words) -> Html {

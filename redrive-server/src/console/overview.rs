@@ -12,9 +12,10 @@ use redrive::store::{ChannelState, Count, Exactness, MethodCount, Moment, Overvi
 use redrive::{Clock, Engine, Store, Timestamp};
 
 use crate::server::App;
-use crate::server::guards::{self, Guarded};
+use crate::server::guards::Guarded;
 use crate::server::problem::Answer;
 
+use super::address::Address;
 use super::chart::{Curve, curves};
 use super::fields::Fields;
 use super::html::{self, Html};
@@ -39,6 +40,7 @@ struct Page {
     methods: Vec<Row>,
     /// Nothing was ever enqueued here: how that is done.
     is_new: bool,
+    address: String,
 }
 
 struct Figure {
@@ -76,7 +78,7 @@ pub(super) async fn counts(app: &App) -> redrive::Result<Arc<Counts>> {
     app.memory.counts.get(&app.clock, Box::pin(Counts::find(app.store.clone(), app.clock.clone()))).await
 }
 
-pub(super) async fn show(State(app): State<App>, visit: Visit) -> Answer<Response> {
+pub(super) async fn show(State(app): State<App>, visit: Visit, Address(address): Address) -> Answer<Response> {
     let (f, now) = (visit.frame, app.clock.now());
     let store = &app.store;
     let counts = counts(&app).await?;
@@ -86,7 +88,7 @@ pub(super) async fn show(State(app): State<App>, visit: Visit) -> Answer<Respons
     let exactness = if groups.all { Exactness::Exact } else { Exactness::AtLeast };
     let unowned = Count { n: groups.groups.iter().map(|group| group.unowned).sum(), exactness };
     let troubles = app.engine.as_ref().map(Engine::troubles).unwrap_or_default();
-    let (stuck, guards, channels) = beside(&app).await?;
+    let (stuck, guards, channels) = Box::pin(beside(&app)).await?;
     let seen = Seen { counts, gates, nodes, paused, troubles, unowned, stuck, guards, channels };
     let page = Page {
         needs: needs(&seen, f.w, now),
@@ -96,17 +98,16 @@ pub(super) async fn show(State(app): State<App>, visit: Visit) -> Answer<Respons
         backlog: backlog(&tens, now - DAY, f.w.chart_backlog),
         is_new: seen.counts.overview.methods.is_empty() && seen.counts.overview.archived.n == 0 && minutes.is_empty(),
         methods: seen.counts.overview.methods.iter().map(row).collect(),
+        address,
         f: f.clone(),
     };
     Ok(f.show(&page))
 }
 
 /// What else may need somebody: sagas that are stuck, rows of guarded tables, channels.
-async fn beside(app: &App) -> redrive::Result<(u64, Arc<Vec<Guarded>>, Vec<ChannelState>)> {
-    let guarded = app.clone();
-    let guards = Box::pin(async move { Ok(guards::all(&guarded).await.unwrap_or_default()) });
-    let guards = app.memory.guards.get(&app.clock, guards).await?;
-    let (sagas, mut channels) = tokio::try_join!(app.store.count_sagas(), app.store.channel_states())?;
+async fn beside(app: &App) -> redrive::Result<(u64, Vec<Arc<Guarded>>, Vec<ChannelState>)> {
+    let (guards, sagas, mut channels) =
+        tokio::try_join!(super::guards::all(app), app.store.count_sagas(), app.store.channel_states())?;
     let stuck = sagas.into_iter().find(|(state, _)| *state == SagaState::Stuck).map_or(0, |(_, n)| n);
     let settings = app.settings();
     let is_used = |name: &str| settings.notify.iter().any(|notify| notify.channels.contains_key(name));

@@ -13,7 +13,7 @@ use crate::server::App;
 use crate::server::problem::{Answer, Problem};
 use crate::server::sagas::{self, Action, StepShown};
 
-use super::fields::segment;
+use super::fields::{Fields, segment};
 use super::graph;
 use super::html::{self, Html};
 use super::sagas::state_tag;
@@ -45,6 +45,8 @@ struct Page {
     /// Operators and admins see it.
     input: Option<String>,
     signals: Vec<String>,
+    /// What was typed and is not taken.
+    typed: Typed,
     tasks: String,
     dead: String,
 }
@@ -62,6 +64,41 @@ struct Row {
     output: Option<String>,
     /// Whether it is under way or has failed: then a person may leave it out, or say that it is done.
     is_open: bool,
+}
+
+/// What was typed into one of its forms and is not taken.
+#[derive(Default)]
+struct Typed {
+    field: &'static str,
+    /// The step or the signal that it is about.
+    about: String,
+    text: String,
+    note: String,
+    wrong: String,
+}
+
+impl Typed {
+    /// What can be typed wrong with this action.
+    fn of(action: &str, fields: &Fields, problem: &Problem) -> Option<Self> {
+        let (field, about) = match action {
+            "input" => ("input", ""),
+            "resolve" => ("output", "step"),
+            "signal" => ("payload", "signal"),
+            _ => return None,
+        };
+        let text = |name: &str| fields.text(name).to_owned();
+        Some(Self { field, about: text(about), text: text(field), note: text("note"), wrong: problem.detail.clone() })
+    }
+
+    /// If it is this field's.
+    fn at(&self, field: &str) -> Option<&Self> {
+        (self.field == field).then_some(self)
+    }
+
+    /// If it is this field's, of this step.
+    fn of_step(&self, step: &str) -> Option<&Self> {
+        self.at("output").filter(|typed| typed.about == step)
+    }
 }
 
 /// Something that happened to it.
@@ -108,6 +145,7 @@ fn page(visit: &Visit, record: SagaRecord) -> Answer<Page> {
         events,
         earlier,
         input: sees.then(|| pretty(&shown.input)),
+        typed: Typed::default(),
         signals: kinds.iter().filter_map(signal).collect(),
         tasks: of_business("/tasks", &business),
         dead: of_business("/dead", &business),
@@ -281,20 +319,33 @@ pub(super) async fn kill(state: State<App>, Path(id): Path<String>, act: Act) ->
     self::act(state, Path((id, "kill".into())), act).await
 }
 
+/// What is typed and not taken is shown as it was typed, with the reason.
 pub(super) async fn act(
     State(app): State<App>,
     Path((id, action)): Path<(String, String)>,
     act: Act,
 ) -> Answer<Response> {
+    let problem = match done(&app, &id, &action, &act).await {
+        Err(problem) if super::is_typed_wrong(&problem) => problem,
+        other => return other,
+    };
+    let Some(typed) = Typed::of(&action, &act.fields, &problem) else { return Err(problem) };
+    let mut visit = act.visit;
+    visit.frame.here = format!("/sagas/{}", segment(&id));
+    let page = Page { typed, ..page(&visit, find(&app, &id).await?)? };
+    Ok(super::answered(Some(&problem), page.f.show(&page)))
+}
+
+async fn done(app: &App, id: &str, action: &str, act: &Act) -> Answer<Response> {
     let (fields, who) = (&act.fields, &act.visit.who.name);
     let json = |name: &str| read(name, fields.text(name));
-    let (to, frame) = (format!("/sagas/{}", segment(&id)), &act.visit.frame);
+    let (to, frame) = (format!("/sagas/{}", segment(id)), &act.visit.frame);
     if action == "signal" {
         let payload = json("payload")?;
-        app.engine()?.sagas().signal(&id, fields.text("signal"), &payload, Some(who)).await?;
-        return Ok(frame.go(&to, Said::SagaTold, &id));
+        app.engine()?.sagas().signal(id, fields.text("signal"), &payload, Some(who)).await?;
+        return Ok(frame.go(&to, Said::SagaTold, id));
     }
-    let (action, said) = match action.as_str() {
+    let (action, said) = match action {
         "retry" => (Action::Retry, Said::SagaRetried),
         "skip" => (Action::Skip, Said::SagaSkipped),
         "resolve" => (Action::Resolve, Said::SagaResolved),
@@ -312,9 +363,9 @@ pub(super) async fn act(
         input: if action == Action::EditInput { Some(json("input")?) } else { None },
         note: fields.get("note").map(str::to_owned),
     };
-    doing.on(app.engine()?, &id, who).await?;
+    doing.on(app.engine()?, id, who).await?;
     app.wake();
-    Ok(frame.go(&to, said, &id))
+    Ok(frame.go(&to, said, id))
 }
 
 /// What a person typed as JSON; nothing is null.

@@ -11,6 +11,7 @@ use crate::server::App;
 use crate::server::problem::{Answer, Problem};
 use crate::server::sagas::{OfSagas, found};
 
+use super::address::Address;
 use super::fields::{Fields, segment};
 use super::filter::PAGE;
 use super::html::{self, Html};
@@ -26,6 +27,7 @@ const MOST_STUCK: u32 = 20;
 #[template(path = "sagas.html")]
 struct Page {
     f: Frame,
+    address: String,
     asked: Fields,
     is_filtered: bool,
     /// State, name, count; where it leads, whether it is this.
@@ -54,7 +56,12 @@ struct Row {
     look_at: Option<Html>,
 }
 
-pub(super) async fn list(State(app): State<App>, visit: Visit, asked: Fields) -> Answer<Response> {
+pub(super) async fn list(
+    State(app): State<App>,
+    visit: Visit,
+    Address(address): Address,
+    asked: Fields,
+) -> Answer<Response> {
     let f = visit.frame;
     let text = |name: &str| asked.get(name).map(str::to_owned);
     let state = asked.get("state").map(read_state).transpose()?;
@@ -79,6 +86,7 @@ pub(super) async fn list(State(app): State<App>, visit: Visit, asked: Fields) ->
         next: shown.next.map(|next| format!("/sagas{}", filtered.with("after", Some(&next)).query())),
         is_filtered: !filtered.is_empty(),
         asked: filtered,
+        address,
         f: f.clone(),
     };
     Ok(f.show(&page))
@@ -97,7 +105,7 @@ fn states(counts: &[(SagaState, u64)], here: Option<SagaState>, filtered: &Field
         let count = counts.iter().find(|(known, _)| *known == state).map(|(_, n)| *n);
         Tab {
             name: w.saga_state(state),
-            count: count.map(html::number).unwrap_or_default(),
+            count: count.map(html::up_to).unwrap_or_default(),
             link: format!("/sagas{}", filtered.with("state", Some(state.as_str())).query()),
             is_here: here == Some(state),
             class: if state == SagaState::Stuck && count.is_some_and(|n| n > 0) { "bad" } else { "" },

@@ -11,7 +11,7 @@ use redrive::gate::{Gate, GateState};
 use redrive::store::{
     ArchiveFilter, Archived, AuditFilter, AuditOutcome, Audited, Cancelled, DeadTask, EndedAs, Redriven, TaskFilter,
 };
-use redrive::{DeadReason, Policy, Status, StopRequest, Task, TaskId, Timestamp};
+use redrive::{DeadReason, Kind, Policy, Status, StopRequest, Task, TaskId, Timestamp};
 
 use crate::http::{HttpRequest, METHOD};
 use crate::server::App;
@@ -39,13 +39,16 @@ struct Page {
     facts: Vec<(&'static str, Html)>,
     life: Vec<Item>,
     policy: Vec<String>,
+    /// As it is, or as it was typed.
     policy_json: String,
+    /// Why what was typed is not taken.
+    wrong: Option<String>,
     tries: Option<Html>,
     coming: Vec<Html>,
     /// Operators and admins see these.
     params: Option<String>,
     result: Option<String>,
-    curl: Option<String>,
+    curl: Option<Result<String, &'static str>>,
     /// Which buttons there are: `live`, `dead` or none.
     place: &'static str,
     is_running: bool,
@@ -112,14 +115,17 @@ impl Place {
 }
 
 pub(super) async fn show(State(app): State<App>, visit: Visit, Path(id): Path<String>) -> Answer<Response> {
-    let id: TaskId = id.parse()?;
-    let (f, now) = (visit.frame, app.clock.now());
-    let place = Place::find(&app, id).await?;
+    let page = found(&app, visit.frame, id.parse()?).await?;
+    Ok(page.f.show(&page))
+}
+
+async fn found(app: &App, f: Frame, id: TaskId) -> Answer<Page> {
+    let now = app.clock.now();
+    let place = Place::find(app, id).await?;
     let of_this = AuditFilter { target: Some(id.to_string()), ..AuditFilter::default() };
     let audits = if f.is_operator() { app.store.audits(&of_this, MOST_AUDITS).await? } else { Vec::new() };
     let gate = app.store.gates().await?.into_iter().find(|gate| gate.lane == place.task().lane);
-    let page = page(&f, &place, &audits, gate.as_ref(), now);
-    Ok(f.show(&page))
+    Ok(page(&f, &place, &audits, gate.as_ref(), now))
 }
 
 fn page(f: &Frame, place: &Place, audits: &[Audited], gate: Option<&Gate>, now: Timestamp) -> Page {
@@ -137,12 +143,13 @@ fn page(f: &Frame, place: &Place, audits: &[Audited], gate: Option<&Gate>, now: 
         facts: facts(place, gate, w),
         life: life(place, audits, now, w),
         policy: policy::in_words(&task.policy, w),
+        wrong: None,
         policy_json: serde_json::to_string_pretty(&*task.policy).unwrap_or_default(),
         tries: is_live.then(|| chart::tries(&past, &coming, now, w.tries)),
         coming: coming.into_iter().map(html::at_and_ago).collect(),
         params: sees.then(|| pretty(&task.params)),
         result: result.filter(|_| sees).map(pretty),
-        curl: sees.then(|| curl(task)),
+        curl: sees.then(|| curl(task).ok_or(w.curl_hidden)),
         place: match place {
             Place::Live(_) => "live",
             Place::Dead(_) => "dead",
@@ -178,12 +185,11 @@ fn facts(place: &Place, gate: Option<&Gate>, w: &Words) -> Vec<(&'static str, Ht
         all.push((w.business, Html(format!("{live} · {}", link(&dead, w.dead)))));
     }
     all.push((w.attempts, text(attempts(task))));
-    if task.postponements > 0 {
-        all.push((w.put_off, text(fill(w.put_off_n, &[&task.postponements]))));
-    }
+    all.extend((task.postponements > 0).then(|| (w.put_off, put_off(task, w))));
     if let Some(gate) = gate.filter(|gate| gate.effective() != GateState::Closed) {
         let why = gate.why.as_deref().unwrap_or_default();
-        let shown = format!("{} {}", tag("bad", w.gate_open), text(why));
+        let since = html::ago(gate.failing_since.unwrap_or(gate.changed_at));
+        let shown = format!("{} {since} {}<br>{}", tag("bad", w.gate_open), text(why), text(w.gate_waits));
         all.push((w.gate, Html(shown)));
     }
     all.extend((task.crashes > 0).then(|| (w.crashes, text(task.crashes))));
@@ -202,6 +208,22 @@ fn facts(place: &Place, gate: Option<&Gate>, w: &Words) -> Vec<(&'static str, Ht
         }
     }
     all
+}
+
+/// How often, and why as far as that is kept: a missing key is in the history, a handler's wish is only counted.
+fn put_off(task: &Task, w: &Words) -> Html {
+    let is_sealed = |kind: &Kind| *kind == Kind::SEALED;
+    let why = match task.last_error.as_ref().filter(|error| is_sealed(&error.kind)) {
+        Some(_) => w.put_off_sealed,
+        None => w.put_off_asked,
+    };
+    let times = text(fill(w.put_off_n, &[&task.postponements, &why]));
+    let is_waiting = task.status == Status::Pending && task.history.last().is_none_or(|last| is_sealed(&last.kind));
+    if is_waiting {
+        Html(format!("{times}<br>{} {}", text(w.put_off_until), html::at_and_ago(task.due)))
+    } else {
+        times
+    }
 }
 
 fn letter_facts(letter: &DeadTask, w: &Words) -> Vec<(&'static str, Html)> {
@@ -224,7 +246,12 @@ fn life(place: &Place, audits: &[Audited], now: Timestamp, w: &Words) -> Vec<Ite
     for attempt in &task.history {
         let node = attempt.node.map(|node| format!(" · {}", fill(w.on_node, &[&node]))).unwrap_or_default();
         let detail = format!("{}: {}{node}", attempt.kind, attempt.message);
-        all.push(Item::new("bad", attempt.at, fill(w.life_failed, &[&attempt.n])).with(detail));
+        let (class, what) = match &attempt.kind {
+            kind if *kind == Kind::SEALED => ("warn", w.life_put_off.to_owned()),
+            kind if *kind == Kind::CRASH => ("bad", w.life_crashed.to_owned()),
+            _ => ("bad", fill(w.life_failed, &[&attempt.n])),
+        };
+        all.push(Item::new(class, attempt.at, what).with(detail));
     }
     all.extend(task.notified_at.map(|at| Item::new("warn", at, w.life_notified)));
     all.extend(audits.iter().map(|record| audited(record, w)));
@@ -272,18 +299,14 @@ fn audited(record: &Audited, w: &Words) -> Item {
     Item::new("", record.at, what).with(detail)
 }
 
-/// What would do the same again: the request itself, or the call that enqueues it.
-fn curl(task: &Task) -> String {
+/// What would do the same again: the request itself, or the call that enqueues it. Nothing if its params cannot be read here.
+fn curl(task: &Task) -> Option<String> {
     let is_http = task.method == METHOD || task.method.starts_with(&format!("{METHOD}."));
+    let params: serde_json::Value = serde_json::from_str(&task.params).ok().filter(|_| !task.is_encrypted())?;
     let request = serde_json::from_str::<HttpRequest>(&task.params).ok().filter(|_| is_http);
     if let Some(request) = request.filter(|request| request.target.is_none()) {
-        let headers =
-            request.headers.iter().map(|(name, value)| format!(" \\\n  -H {}", quoted(&format!("{name}: {value}"))));
-        let headers: String = headers.collect();
-        let body = request.body.map(|body| format!(" \\\n  --data-raw {}", quoted(&body))).unwrap_or_default();
-        return format!("curl -X {} {}{headers}{body}", quoted(&request.method), quoted(&request.url));
+        return Some(sent(&request));
     }
-    let params = serde_json::from_str(&task.params).unwrap_or(serde_json::Value::Null);
     let mut body = match is_http {
         true => serde_json::json!({ "http": params }),
         false => serde_json::json!({ "method": task.method, "params": params }),
@@ -291,10 +314,37 @@ fn curl(task: &Task) -> String {
     if let (Some(key), Some(fields)) = (&task.key, body.as_object_mut()) {
         fields.insert("key".into(), key.clone().into());
     }
-    format!(
+    Some(format!(
         "curl -X POST \"$REDRIVE_URL/api/v1/tasks\" \\\n  -H \"authorization: Bearer $REDRIVE_TOKEN\" -H 'content-type: application/json' \\\n  --data-raw {}",
         quoted(&body.to_string())
-    )
+    ))
+}
+
+/// As we send it, but for what is added each time (an id, a time, a signature).
+fn sent(request: &HttpRequest) -> String {
+    let method = request.method.to_ascii_uppercase();
+    let how = if method == "HEAD" { "--head".into() } else { format!("-X {}", quoted(&method)) };
+    // `name;` is how curl writes a header without a value; `name:` would take it away.
+    let header = |(name, value): (&String, &String)| match value.as_str() {
+        "" => format!("{name};"),
+        value => format!("{name}: {value}"),
+    };
+    let mut headers: Vec<String> = request.headers.iter().map(header).collect();
+    let (before, body) = match (&request.body, &request.body_base64) {
+        (Some(body), _) => (String::new(), Some(format!("--data-raw {}", quoted(body)))),
+        (None, Some(body)) => {
+            (format!("printf %s {} | base64 -d |\n", quoted(body)), Some("--data-binary @-".to_owned()))
+        }
+        (None, None) => (String::new(), None),
+    };
+    let has_type = request.headers.keys().any(|name| name.eq_ignore_ascii_case("content-type"));
+    if body.is_some() && !has_type {
+        headers.push("content-type:".into()); // else curl says that it is a form
+    }
+    let parts = headers.iter().map(|header| format!("-H {}", quoted(header))).chain(body);
+    let parts: String = parts.map(|part| format!(" \\\n  {part}")).collect();
+    // -g: braces and brackets of the address are meant as they are.
+    format!("{before}curl -g {how} {}{parts}", quoted(&request.url))
 }
 
 /// One word for a shell.
@@ -309,6 +359,9 @@ pub(super) async fn act(
     act: Act,
 ) -> Answer<Response> {
     let id: TaskId = id.parse()?;
+    if action == "policy" {
+        return edit_policy(&app, act, id).await;
+    }
     let (now, note) = (app.clock.now(), act.fields.text("note"));
     let acting = app.store.acting(&act.visit.who.name)?;
     let acting = if note.is_empty() { acting } else { acting.noting(note) };
@@ -319,9 +372,6 @@ pub(super) async fn act(
         "retry" => acting.retry_now(id, now).await.map(|()| Said::Retried)?,
         "cancel" => stopped(acting.cancel(id, now).await?, Said::Cancelled),
         "fail" => stopped(acting.fail(id, now).await?, Said::Failed),
-        "policy" => {
-            acting.edit_policy(id, &read_policy(act.fields.text("policy"))?, now).await.map(|()| Said::PolicyEdited)?
-        }
         "redrive" => match acting.redrive(&[id], None, now).await?.first() {
             Some(Redriven::As(new)) => {
                 (to, about) = (format!("/tasks/{new}"), *new);
@@ -346,6 +396,30 @@ pub(super) async fn act(
     Ok(act.visit.frame.go(&to, said, &about.to_string()))
 }
 
+/// A policy that is not taken is shown as it was typed, with the reason.
+async fn edit_policy(app: &App, act: Act, id: TaskId) -> Answer<Response> {
+    let (typed, to) = (act.fields.text("policy"), format!("/tasks/{id}"));
+    let acting = app.store.acting(&act.visit.who.name)?;
+    let edited = match read_policy(typed) {
+        Ok(policy) => acting.edit_policy(id, &policy, app.clock.now()).await.map_err(Problem::from),
+        Err(problem) => Err(problem),
+    };
+    match edited {
+        Ok(()) => {
+            app.wake();
+            Ok(act.visit.frame.go(&to, Said::PolicyEdited, &id.to_string()))
+        }
+        Err(problem) if super::is_typed_wrong(&problem) => {
+            let mut frame = act.visit.frame.clone();
+            frame.here = to;
+            let page = found(app, frame, id).await?;
+            let page = Page { policy_json: typed.to_owned(), wrong: Some(problem.detail.clone()), ..page };
+            Ok(super::answered(Some(&problem), page.f.show(&page)))
+        }
+        Err(problem) => Err(problem),
+    }
+}
+
 fn read_policy(json: &str) -> Answer<Arc<Policy>> {
     let wrong = |e| Problem::new(StatusCode::BAD_REQUEST, "not_understood", format!("policy: {e}"));
     let policy: Policy = serde_json::from_str(json).map_err(wrong)?;
@@ -361,5 +435,32 @@ mod tests {
     fn a_shell_gets_one_word() {
         assert_eq!(quoted("it's $HOME"), "'it'\\''s $HOME'");
         assert_eq!((pretty("{\"a\":1}").as_str(), pretty("no json").as_str()), ("{\n  \"a\": 1\n}", "no json"));
+    }
+
+    #[test]
+    fn curl_does_the_same_again() {
+        let said = |json: &str| sent(&serde_json::from_str(json).unwrap());
+        assert_eq!(
+            said(
+                r#"{"method": "put", "url": "https://a.example/x?ids={1,2}", "headers": {"x-empty": ""}, "body": "it's"}"#
+            ),
+            "curl -g -X 'PUT' 'https://a.example/x?ids={1,2}' \\\n  -H 'x-empty;' \\\n  -H 'content-type:' \\\n  --data-raw 'it'\\''s'"
+        );
+        assert_eq!(
+            said(r#"{"url": "https://a.example", "headers": {"Content-Type": "image/png"}, "body_base64": "/wA="}"#),
+            "printf %s '/wA=' | base64 -d |\ncurl -g -X 'POST' 'https://a.example' \\\n  -H 'Content-Type: image/png' \\\n  --data-binary @-"
+        );
+        assert_eq!(said(r#"{"method": "HEAD", "url": "https://a.example"}"#), "curl -g --head 'https://a.example'");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_sent_again() {
+        let task = |params: &str| Task {
+            params: params.to_owned(),
+            ..redrive::testing::task(redrive::NewTask::new("m", &1).unwrap())
+        };
+        assert!(curl(&task("{\"a\": 1}")).unwrap().contains("\"params\":{\"a\":1}"));
+        assert_eq!(curl(&task("\"redrive:aes256gcm:k:AAAA\"")), None);
+        assert_eq!(curl(&task("no json")), None);
     }
 }

@@ -8,6 +8,7 @@ use redrive::{Status, StopRequest, Task};
 use crate::server::App;
 use crate::server::problem::Answer;
 
+use super::address::Address;
 use super::fields::Fields;
 use super::filter::{self, NAMES, PAGE};
 use super::html::{self, Html};
@@ -18,8 +19,11 @@ use super::words::Words;
 #[template(path = "tasks.html")]
 struct Page {
     f: Frame,
+    address: String,
     asked: Fields,
     is_filtered: bool,
+    /// What of the filter is not understood.
+    wrong: Option<String>,
     rows: Vec<Row>,
     /// The first page, if this is another.
     first: Option<String>,
@@ -29,6 +33,8 @@ struct Page {
 /// A task, or a letter's task, in a list.
 pub(super) struct Row {
     pub(super) id: String,
+    /// Its own page.
+    pub(super) link: String,
     pub(super) method: String,
     pub(super) key: String,
     pub(super) business: String,
@@ -47,6 +53,7 @@ impl Row {
         let business = task.business.as_ref();
         Self {
             id: task.id.to_string(),
+            link: format!("{}/{}", path.trim_end_matches("/ended"), task.id),
             method: task.method.clone(),
             key: task.key.clone().unwrap_or_default(),
             business: business.map(|b| format!("{} {}", b.kind, b.id)).unwrap_or_default(),
@@ -95,10 +102,17 @@ pub(super) fn tag(class: &str, word: &str) -> Html {
     Html(format!("<span class=\"tag {class}\">{}</span>", html::escape(word)))
 }
 
-pub(super) async fn list(State(app): State<App>, visit: Visit, asked: Fields) -> Answer<Response> {
+pub(super) async fn list(
+    State(app): State<App>,
+    visit: Visit,
+    Address(address): Address,
+    asked: Fields,
+) -> Answer<Response> {
     let (f, now) = (visit.frame, app.clock.now());
-    let wanted = filter::of_tasks(&asked, now)?;
-    let found = app.store.search(&wanted, PAGE).await?;
+    let (found, wrong) = match filter::of_tasks(&asked, now) {
+        Ok(wanted) => (app.store.search(&wanted, PAGE).await?, None),
+        Err(problem) => (filter::nothing(), Some(problem)),
+    };
     let filtered = asked.only(NAMES);
     let next = found.continue_after.map(|id| filtered.with("after", Some(&id.to_string())).query());
     let page = Page {
@@ -106,8 +120,10 @@ pub(super) async fn list(State(app): State<App>, visit: Visit, asked: Fields) ->
         first: asked.get("after").map(|_| format!("/tasks{}", filtered.query())),
         next: next.map(|query| format!("/tasks{query}")),
         is_filtered: !filtered.is_empty(),
+        wrong: wrong.as_ref().map(|problem| problem.detail.clone()),
         asked: filtered,
+        address,
         f: f.clone(),
     };
-    Ok(f.show(&page))
+    Ok(super::answered(wrong.as_ref(), f.show(&page)))
 }

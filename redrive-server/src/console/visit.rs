@@ -253,7 +253,7 @@ pub(super) fn is_from_here(parts: &Parts) -> Answer<()> {
     if is_ours { Ok(()) } else { Err(Problem::new(StatusCode::FORBIDDEN, "wrong_form", detail)) }
 }
 
-fn is_https(headers: &HeaderMap) -> bool {
+pub(super) fn is_https(headers: &HeaderMap) -> bool {
     headers.get("x-forwarded-proto").is_some_and(|proto| proto.as_bytes().eq_ignore_ascii_case(b"https"))
 }
 

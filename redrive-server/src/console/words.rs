@@ -136,6 +136,11 @@ words! {
     sorry_503: "The database does not answer in time", "数据库未及时响应";
     sorry_503_do: "Wait a moment and try again. If it stays so, look at the server's log and at the database.",
         "请稍候重试。若持续如此，请检查服务日志和数据库。";
+    sorry_engine: "This server runs no tasks", "此服务不执行任务";
+    sorry_engine_do: "It only shows what there is. Do this on a server that was started with redrive serve.", "它只能查看。请在用 redrive serve 启动的服务上操作。";
+    sorry_guard: "This table is not guarded just now", "此表当前未受守护";
+    sorry_guard_do: "Below is what it lacks. Mend its settings, its columns or its database; it is tried again by itself.",
+        "原因见下。请修正其配置、列或数据库；系统会自动重试。";
     sorry_500: "Something went wrong here", "服务内部出错";
     sorry_500_do: "The server's log has the details.", "详情见服务日志。";
     sorry_back: "To the overview", "回到总览";
@@ -165,7 +170,7 @@ words! {
     needs_you: "What needs you", "需要处理";
     needs_nobody: "Nothing needs you.", "目前无需处理。";
     first_title: "Enqueue the first task", "提交第一个任务";
-    first_lead: "A request that is delivered until it succeeds. Take your own token and address:", "提交一个请求，系统会一直投递直到成功。请换成您自己的令牌和地址：";
+    first_lead: "A request that is delivered until it succeeds. Take your own token:", "提交一个请求，系统会一直投递直到成功。请换成您自己的令牌：";
     copy: "Copy", "复制";
     copied: "Copied", "已复制";
     need_trouble: "This node does not look for tasks", "本节点未在扫描任务";
@@ -281,8 +286,12 @@ words! {
     params_hidden: "Viewers do not see params.", "只读用户不可查看参数。";
     response: "Response", "响应";
     put_off: "Put off", "推迟";
-    put_off_n: "{0} times, without counting an attempt: its gate was open, its handler asked to wait, or its node stopped",
-        "{0} 次，未计入尝试：闸门打开、处理程序要求等待，或节点停止";
+    put_off_n: "{0} times, without counting an attempt: {1}", "{0} 次，未计入尝试：{1}";
+    put_off_asked: "its handler asked to be called later (the times of that are not kept)", "处理程序要求稍后再调用（具体时间不保留）";
+    put_off_sealed: "the key for its params was missing", "缺少其参数的密钥";
+    put_off_until: "until", "推迟至";
+    gate_waits: "While it is open the task waits; that costs no attempt and is not counted.", "闸门打开期间任务等待，不消耗也不计入尝试。";
+    curl_hidden: "Its params cannot be read here, so there is no command that does the same again.", "此处无法读取其参数，因此没有可重复执行的命令。";
     gate: "Gate", "闸门";
     gate_open: "open", "打开";
     crashes: "Crashes", "崩溃次数";
@@ -296,6 +305,8 @@ words! {
     life_created: "Enqueued", "提交";
     life_earlier: "{0} earlier attempts failed; their errors are not kept", "更早的 {0} 次尝试失败，其错误未保留";
     life_failed: "Attempt {0} failed", "第 {0} 次尝试失败";
+    life_put_off: "Put off, without an attempt", "推迟，未计入尝试";
+    life_crashed: "Its node died", "所在节点失联";
     life_running: "Attempt {0} runs", "第 {0} 次尝试执行中";
     life_stopping: "ends after this attempt, unless it succeeds", "若本次未成功，之后即结束";
     life_due: "Attempt {0} is due and waits for a node", "第 {0} 次尝试已到期，等待节点执行";
@@ -362,7 +373,7 @@ words! {
     acknowledge: "I have seen it", "我已看到";
     note: "Note", "备注";
     reminded: "Reminders", "提醒";
-    reminded_n: "{0} sent", "已发送 {0} 次";
+    reminded_n: "{0} so far; when each was is not kept", "已有 {0} 次，具体时间不保留";
     next_reminder: "Next reminder", "下次提醒";
 
     // Many at once.
@@ -388,6 +399,8 @@ words! {
     bulk_skipped: "Passed over", "跳过";
     bulk_failed: "Failed", "失败";
     bulk_finished: "That was all.", "全部完成。";
+    bulk_login: "Your session has ended, and nothing was done. Log in again:", "会话已结束，尚未执行任何操作。请重新登录：";
+    bulk_refused: "Nothing was done:", "未执行任何操作：";
     bulk_broken: "It could not go on; what is done is done:", "无法继续；已完成的部分有效：";
     skipped_twin: "a task with the same key lives", "已有相同键的任务";
     skipped_gone: "gone meanwhile", "期间已消失";
@@ -612,6 +625,10 @@ words! {
     node: "Node", "节点";
     last_beat: "Last beat", "最近心跳";
     build: "Version", "版本";
+    lag: "Lag", "延迟";
+    lag_none: "nothing waits that is due", "没有到期未执行的任务";
+    lag_lead: "How long the first due task had waited when the node that does the upkeep last looked, for all nodes together. A little is usual; if it grows, there are too few nodes, or something holds tasks back.",
+        "负责维护的节点最近一次检查时，最早到期任务已等待的时间（所有节点合计）。少量延迟属正常；若持续增长，说明节点不足或任务被阻碍。";
     upkeep: "upkeep", "维护";
     node_this: "this one", "当前";
     node_alive: "alive", "在线";
@@ -701,6 +718,9 @@ impl Words {
         match (code, status) {
             ("wrong_form", _) => (w.sorry_form, w.sorry_form_do),
             ("stopping", _) => (w.sorry_stopping, w.sorry_stopping_do),
+            ("no_engine", _) => (w.sorry_engine, w.sorry_engine_do),
+            ("guard_broken", _) => (w.sorry_guard, w.sorry_guard_do),
+            ("no_random", _) => (w.sorry_500, w.sorry_500_do),
             (_, 404) => (w.sorry_404, w.sorry_404_do),
             (_, 403) => (w.sorry_403, w.sorry_403_do),
             (_, 409) => (w.sorry_409, w.sorry_409_do),

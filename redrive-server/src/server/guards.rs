@@ -4,12 +4,14 @@
 //! `data`): the list, and one for each guard that names one.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use axum::extract::{FromRequestParts as _, Path, State};
 use axum::http::StatusCode;
 use axum::{Json as Shows, Router};
+use futures_util::future::join_all;
 use redrive::guard::{
-    self, BlockedRow, CheckUser, GuardedTable, Guards, Inspection, Marked, RowId, RowValue, UserBlocked,
+    self, BlockedRow, BrokenGuard, CheckUser, GuardedTable, Guards, Inspection, Marked, RowId, RowValue, UserBlocked,
 };
 use redrive::store::{AuditEntry, Role};
 use serde::{Deserialize, Serialize};
@@ -42,7 +44,7 @@ pub(crate) struct Guarded {
     pub(crate) database: String,
     /// Where people say that a row is successful.
     pub(crate) manual_success_route: Option<String>,
-    /// How many rows are in which `err_status`. Those that never failed are not counted.
+    /// How many rows are in which `err_status`, up to 100,000 of each. Those that never failed are not counted.
     pub(crate) counts: BTreeMap<String, u64>,
     /// Why it is not guarded, or cannot be looked at, just now.
     pub(crate) trouble: Option<String>,
@@ -68,31 +70,44 @@ fn sees_rows(who: &Caller) -> bool {
     who.role >= Role::Operator
 }
 
+/// A business's database that has not answered for so long is said not to answer: one that hangs keeps nobody from seeing the others.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// All guarded tables, with what is wrong with them.
-pub(crate) async fn all(app: &App) -> Answer<Vec<Guarded>> {
+async fn all(app: &App) -> Answer<Vec<Guarded>> {
     let guards = app.guards().await?;
-    let mut all = Vec::new();
-    for table in guards.all() {
-        let counts = table.counts().await.map_err(|e| e.to_string());
-        let (counts, trouble) = counts.map_or_else(|why| (BTreeMap::new(), Some(why)), |counts| (counts.0, None));
-        all.push(Guarded {
-            service_name: table.service_name().into(),
-            table: table.table_name().into(),
-            database: table.database().into(),
-            manual_success_route: table.manual_success_route(),
-            counts: counts.into_iter().map(|(status, n)| (status.to_string(), n)).collect(),
-            trouble,
-        });
+    let mut all = join_all(guards.all().iter().map(look)).await;
+    all.extend(guards.broken().into_iter().map(broken));
+    Ok(all)
+}
+
+/// A table as it is, or why that cannot be said.
+pub(crate) async fn look(table: &GuardedTable) -> Guarded {
+    let counts = match tokio::time::timeout(PATIENCE, table.counts()).await {
+        Ok(counts) => counts.map_err(|e| e.to_string()),
+        Err(_) => Err(format!("its database has not answered for {} s", PATIENCE.as_secs())),
+    };
+    let (counts, trouble) = counts.map_or_else(|why| (BTreeMap::new(), Some(why)), |counts| (counts.0, None));
+    Guarded {
+        service_name: table.service_name().into(),
+        table: table.table_name().into(),
+        database: table.database().into(),
+        manual_success_route: table.manual_success_route(),
+        counts: counts.into_iter().map(|(status, n)| (status.to_string(), n)).collect(),
+        trouble,
     }
-    all.extend(guards.broken().into_iter().map(|broken| Guarded {
+}
+
+/// One that is not guarded just now.
+pub(crate) fn broken(broken: BrokenGuard) -> Guarded {
+    Guarded {
         service_name: broken.service_name,
         table: broken.table,
         database: String::new(),
         manual_success_route: None,
         counts: BTreeMap::new(),
         trouble: Some(broken.why),
-    }));
-    Ok(all)
+    }
 }
 
 /// What a guarded table has and lacks.

@@ -13,7 +13,7 @@ mod support;
 mod target;
 
 use redrive::store::{Bulk, Role, TaskAction, TaskFilter, Which};
-use redrive::{Clock, NewTask};
+use redrive::{Clock, Context, Engine, Failure, NewTask, Policy, Verdict};
 use serde_json::{Value, json};
 
 use driver::{Browser, PATIENCE};
@@ -88,6 +88,55 @@ async fn a_thousand_letters_are_brought_back_by_filter_with_progress() {
         assert!(between.as_u64().unwrap() > 0, "it was seen how far it was");
         assert_eq!(store.overview().await.unwrap().dead.n, 0);
         assert_eq!(browser.complaints().await, [""; 0]);
+        browser.close().await;
+    })
+    .await;
+}
+
+/// Browsers send line breaks in their own way: what groups are found by has none.
+#[tokio::test(flavor = "multi_thread")]
+async fn letters_whose_error_has_lines_are_brought_back_and_what_goes_wrong_is_said() {
+    in_time(async {
+        let server = Server::start(SETTINGS);
+        let browser = Browser::open(&server, "en").await;
+        let fails = |_cx: Context, _n: u32| async {
+            Err::<(), _>(Verdict::Failed(Failure::retry("remote", "it failed\r\nno route to the warehouse\r\nbye")))
+        };
+        let engine =
+            Engine::builder(server.store().await).register("lines", fails).discover(false).start().await.unwrap();
+        let once = Policy { max_attempts: Some(1), ..Policy::default() };
+        for n in 0..3 {
+            let id = engine.enqueue(NewTask::new("lines", &n).unwrap().policy(once.clone())).await.unwrap().id;
+            while engine.store().get_dead(id).await.unwrap().is_none() {
+                tokio::task::yield_now().await;
+            }
+        }
+        engine.stop().await;
+        browser.log_in(&server.token).await;
+        browser.go("/dead").await;
+        browser.click(".needs a[href*='/dead/bulk']").await;
+        browser.until("document.querySelector('h1').innerText.includes('Redrive 3 dead letters?')").await;
+
+        browser.js("const rate = document.querySelector('[name=rate]'); rate.type = 'text'; rate.value = 'soon'").await;
+        browser.click("#go").await;
+        browser.until("document.querySelector('[data-wrong]').innerText.startsWith('Nothing was done: rate:')").await;
+        browser
+            .js("document.querySelector('[name=rate]').value = ''; window.out = false; \
+                    fetch('/logout', { method: 'POST' }).then(() => { window.out = true; })")
+            .await;
+        browser.until("window.out").await;
+        browser.click("#go").await;
+        browser.until("document.querySelector('[data-wrong] a')?.innerText === 'Log in'").await;
+        assert_eq!(browser.js("return document.querySelector('#go').disabled").await, false, "it can be tried again");
+
+        browser.log_in(&server.token).await;
+        browser.go("/dead").await;
+        browser.click(".needs a[href*='/dead/bulk']").await;
+        browser.until("document.querySelector('#go')").await;
+        browser.click("#go").await;
+        browser.until("!document.querySelector('[data-end]').hidden").await;
+        let done = browser.js("return document.querySelector('[data-figure=done]').innerText").await;
+        assert_eq!(done, "3");
         browser.close().await;
     })
     .await;

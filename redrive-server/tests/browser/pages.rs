@@ -63,10 +63,35 @@ async fn every_page_can_be_used_by_everybody() {
         }
         browser.go("/nothing").await;
         check(&browser, "missing", &["404 (Not Found)"]).await;
+        wrong_forms(&shop, &browser).await;
         browser.close().await;
         shop.close().await;
     })
     .await;
+}
+
+/// Forms that are shown again, with what was typed and why it is not taken.
+async fn wrong_forms(shop: &Shop, browser: &Browser) {
+    let expected = ["400 (Bad Request)"];
+    browser.go("/tasks?from=yesterday").await;
+    check(browser, "tasks-wrong", &expected).await;
+    let forms = [
+        ("task-wrong", format!("/tasks/{}", shop.waits), "policy"),
+        ("saga-wrong-output", "/sagas/trip-7012".into(), "output"),
+        ("saga-wrong-input", "/sagas/refund-301".into(), "input"),
+    ];
+    for (name, path, field) in forms {
+        browser.go(&path).await;
+        let send = format!(
+            "const text = document.querySelector('textarea[name={field}]'); text.value = '{{oops}}'; text.form.submit()"
+        );
+        browser.js(&send).await;
+        browser.until("document.querySelector('[role=alert]')").await;
+        let kept =
+            browser.js(&format!("return document.querySelector('textarea[name={field}][aria-invalid]')?.value")).await;
+        assert_eq!(kept, "{oops}", "{name}");
+        check(browser, name, &expected).await;
+    }
 }
 
 /// The same in Chinese, as a viewer sees it.

@@ -115,11 +115,21 @@ type Key = (bool, i64, RowId);
 impl Guards {
     /// A page of the list of abnormal rows.
     pub async fn list(&self, request: &ListRequest) -> Result<ListPage> {
+        self.listed(request, None).await
+    }
+
+    /// The same without counting all of them: `total` says whether there is more than this page, and no more than that.
+    pub async fn look(&self, request: &ListRequest) -> Result<ListPage> {
+        let end = request.offset()? + request.page_size;
+        self.listed(request, Some(end + 1)).await
+    }
+
+    async fn listed(&self, request: &ListRequest, most: Option<u64>) -> Result<ListPage> {
         let offset = request.offset()?;
         let tables: Vec<_> = self.all().into_iter().filter(|table| request.wants(table.service_name())).collect();
         let condition = request.condition();
         let reach = offset + request.page_size;
-        let asked = tables.iter().map(|table| table.keys(&condition, reach));
+        let asked = tables.iter().map(|table| table.keys(&condition, reach, most));
         let answers = futures_util::future::try_join_all(asked).await?;
         let total = answers.iter().map(|(total, _)| total).sum();
         let keys = answers.into_iter().enumerate().flat_map(|(n, (_, keys))| keys.into_iter().map(move |key| (key, n)));
@@ -171,13 +181,14 @@ async fn records(tables: &[GuardedTable], page: &[(Key, usize)]) -> Result<Recor
 
 impl GuardedTable {
     /// How many rows there are, and the keys of the first.
-    async fn keys(&self, condition: &Condition, reach: u64) -> Result<(u64, Vec<Key>)> {
+    async fn keys(&self, condition: &Condition, reach: u64, most: Option<u64>) -> Result<(u64, Vec<Key>)> {
         let Inner { sql, db, .. } = &*self.0;
         let doing = format!("listing abnormal rows of {}", self.table_name());
         let columns = format!("{}, {}", sql.id_text(), sql.epoch("err_start_time"));
         let order = format!("ORDER BY err_start_time IS NULL, err_start_time, {}", sql.id.quoted);
         retrying!(db.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
-            let total = c.row(sql.count(condition)).await?.map(|row| row.int()).transpose()?.unwrap_or_default();
+            let count = most.map_or_else(|| sql.count(condition), |most| sql.count_up_to(condition, most));
+            let total = c.row(count).await?.map(|row| row.int()).transpose()?.unwrap_or_default();
             let rows = c.rows(sql.select(&columns, condition, &order, index(reach))).await?;
             let key = |row: &Row| {
                 let mut c = row.columns();

@@ -262,6 +262,12 @@ impl Sql {
         query(sql).bind_all(condition.values.clone())
     }
 
+    /// No further than that.
+    pub(super) fn count_up_to(&self, condition: &Condition, most: u64) -> Query<'static> {
+        let some = format!("SELECT 1 AS n FROM {} WHERE {} LIMIT {most}", self.table, condition.sql);
+        query(format!("SELECT COUNT(*) FROM ({some}) x")).bind_all(condition.values.clone())
+    }
+
     /// Changes one row, if it still is as it must be.
     pub(super) fn update(&self, set: &Condition, id: &RowId, condition: &Condition) -> Query<'static> {
         let sql = format!("UPDATE {} SET {} WHERE {} AND ({})", self.table, set.sql, self.id_is(), condition.sql);

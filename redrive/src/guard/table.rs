@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use crate::clock::Timestamp;
 use crate::error::{Error, Fault, Result};
-use crate::store::AuditEntry;
 use crate::store::db::{Dialect, query};
 use crate::store::pool::Use;
 use crate::store::retry::{Scope, retrying};
+use crate::store::{AuditEntry, MOST_EXACT};
 
 use super::business::Db;
 use super::catalogue::Catalogue;
@@ -104,7 +104,7 @@ impl fmt::Display for UserBlocked {
     }
 }
 
-/// How many rows have each `err_status`, but for NULL and 2000.
+/// How many rows have each `err_status`, but for NULL and 2000; see [`GuardedTable::counts`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts(pub BTreeMap<i64, u64>);
 
@@ -315,9 +315,20 @@ impl GuardedTable {
         }
     }
 
-    /// How many rows have each `err_status`, but for NULL and 2000.
+    /// How many rows have each `err_status`, but for NULL and 2000; of each at most [`MOST_EXACT`]: a table of a business may be
+    /// large, and people look at it often.
     pub async fn counts(&self) -> Result<Counts> {
-        self.counts_of("4000, 4001, 2001, 2002").await
+        let Inner { sql, db, guard, .. } = &*self.0;
+        let doing = format!("counting abnormal rows of {}", guard.table);
+        let count = |code: i64| {
+            let some = format!("SELECT 1 AS n FROM {} WHERE err_status = {code} LIMIT {MOST_EXACT}", sql.table);
+            format!("SELECT {code}, COUNT(*) FROM ({some}) x{code}")
+        };
+        let counts = [4000, 4001, 2001, 2002].map(count).join(" UNION ALL ");
+        retrying!(db.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
+            let counts = read_counts(&c.rows(query(counts.clone())).await?)?;
+            Ok(Counts(counts.into_iter().filter(|(_, n)| *n > 0).collect()))
+        })
     }
 
     pub(super) async fn counts_of(&self, codes: &str) -> Result<Counts> {
@@ -328,12 +339,7 @@ impl GuardedTable {
                 "SELECT err_status, COUNT(*) FROM {} WHERE err_status IN ({codes}) GROUP BY err_status",
                 sql.table
             );
-            let rows = c.rows(query(count)).await?;
-            let count = |row: &crate::store::db::Row| {
-                let mut c = row.columns();
-                Ok((c.int()?, c.int()?.unsigned_abs()))
-            };
-            rows.iter().map(count).collect::<sqlx::Result<_>>().map(Counts)
+            read_counts(&c.rows(query(count)).await?).map(Counts)
         })
     }
 
@@ -347,6 +353,14 @@ impl GuardedTable {
         let guard = self.service_name().to_owned();
         metrics::counter!("redrive_guard_changes", "guard" => guard, "to" => to.to_string()).increment(rows);
     }
+}
+
+fn read_counts(rows: &[crate::store::db::Row]) -> sqlx::Result<BTreeMap<i64, u64>> {
+    let count = |row: &crate::store::db::Row| {
+        let mut c = row.columns();
+        Ok((c.int()?, c.int()?.unsigned_abs()))
+    };
+    rows.iter().map(count).collect()
 }
 
 fn read_blocked(sql: &Sql, row: &crate::store::db::Row) -> sqlx::Result<BlockedRow> {

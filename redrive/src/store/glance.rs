@@ -32,7 +32,7 @@ pub struct DeadGroup {
     pub error_kind: Option<String>,
     /// What the last of them said: its beginning.
     pub message: Option<String>,
-    /// A part of the message that all of them have: to look for them.
+    /// A part of the message that all of them have, on one line: to look for them. `None` if there is none that says anything.
     pub common: Option<String>,
     /// How many.
     pub letters: u64,
@@ -123,8 +123,14 @@ impl DeadGroup {
             (self.newest, self.message) = (other.newest, other.message);
         }
         let said = self.message.as_deref().map(without_numbers).unwrap_or_default();
-        self.common = said.split('#').max_by_key(|part| part.len()).map(|part| part.trim().to_owned());
+        self.common = longest(said.split(|c: char| c == '#' || c.is_control()));
     }
+}
+
+/// The longest part that says anything. Parts end with their line: forms do not send line breaks as they are.
+fn longest<'p>(parts: impl Iterator<Item = &'p str>) -> Option<String> {
+    let telling = parts.map(str::trim).filter(|part| part.contains(char::is_alphanumeric));
+    telling.max_by_key(|part| part.len()).map(str::to_owned)
 }
 
 /// A message with its numbers, and ids in hexadecimal, as `#`.
@@ -146,7 +152,7 @@ fn read_group(row: &Row) -> sqlx::Result<DeadGroup> {
     let [letters, unowned] = [c.int()?, c.int()?].map(|n| n.max(0).unsigned_abs());
     let [first, last] = [c.int()?, c.int()?].map(Timestamp::from_millis);
     let newest = TaskId::from_i64(c.int()?);
-    let common = message.clone();
+    let common = message.as_deref().and_then(|said| longest(said.split(char::is_control)));
     Ok(DeadGroup { method, reason, error_kind, message, common, letters, unowned, first, last, newest })
 }
 
@@ -159,5 +165,12 @@ mod tests {
         let same = ["order 17 not found (id 7f3a9)", "order 4 not found (id 0b12)"].map(without_numbers);
         assert_eq!(same, ["order # not found (id #)", "order # not found (id #)"]);
         assert_eq!(without_numbers("a bad face"), "a bad face", "words of a to f are words");
+    }
+
+    #[test]
+    fn what_a_group_has_in_common_is_on_one_line_and_says_something() {
+        let of = |said: &str| longest(said.split(|c: char| c == '#' || c.is_control()));
+        assert_eq!(of("at #\r\nno route to host #\n  retry"), Some("no route to host".into()));
+        assert_eq!((of("#"), of(" # (#)"), of("")), (None, None, None));
     }
 }
