@@ -100,16 +100,28 @@ impl StepRunner for HttpSteps {
 
 fn request(asks: &Asks, cx: &StepCx) -> Result<HttpRequest, StepError> {
     let mut request = asks.request(&Known(cx)).map_err(StepError::refused)?;
-    request.headers.insert("idempotency-key".into(), cx.key());
+    request.headers.insert("idempotency-key".into(), visible(&cx.key()));
     for (name, value) in [("saga", cx.saga_id()), ("saga-step", &cx.place()), ("saga-op", cx.op().as_str())] {
-        request.headers.insert(format!("redrive-{name}"), value.to_owned());
+        request.headers.insert(format!("redrive-{name}"), visible(value));
     }
     sendable(&request).map_err(StepError::refused)?;
     Ok(request)
 }
 
-/// Whether all its headers can be sent as they are: with values in place of templates, and with the saga's id in them. One that cannot be
-/// would be left out, and the request would be another.
+/// A text as a header can have it: a saga's id may be in any language. Different texts stay different.
+fn visible(text: &str) -> String {
+    let is_visible = |byte: u8| (b' '..=b'~').contains(&byte) && byte != b'%';
+    text.bytes().fold(String::with_capacity(text.len()), |mut said, byte| {
+        match is_visible(byte) {
+            true => said.push(char::from(byte)),
+            false => said += &format!("%{byte:02X}"),
+        }
+        said
+    })
+}
+
+/// Whether all its headers can be sent as they are, with values in place of templates. One that cannot be would be left out, and the
+/// request would be another.
 fn sendable(request: &HttpRequest) -> Result<(), String> {
     let unsendable = |(_, value): &(&String, &String)| HeaderValue::from_str(value).is_err();
     match request.headers.iter().find(unsendable) {
@@ -129,7 +141,7 @@ impl Values for Known<'_> {
             Root::Step(name) => cx.value_of(name).cloned(),
             Root::Own => cx.value_of(cx.step()).cloned(),
             Root::Key => Some(cx.key().into()),
-            Root::RunKey => Some(cx.run_key().into()),
+            Root::RunKey => Some(visible(&cx.run_key()).into()),
             Root::SagaId => Some(cx.saga_id().into()),
         }
     }
@@ -185,6 +197,12 @@ mod tests {
 
     fn answer(status: u16) -> Answer {
         Answer { status, ..Answer::default() }
+    }
+
+    #[test]
+    fn ids_of_any_language_are_sent() {
+        assert_eq!(visible("trip-7/hotel/run"), "trip-7/hotel/run");
+        assert_eq!(visible("旅行 7%"), "%E6%97%85%E8%A1%8C 7%25");
     }
 
     #[test]
