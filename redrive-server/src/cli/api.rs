@@ -19,7 +19,7 @@ use tower::ServiceExt as _;
 use url::Url;
 
 use super::failure::Failure;
-use super::out::Out;
+use super::out::{Out, aside};
 use super::{Config, DEFAULT, DEFAULT_FILE};
 use crate::server::{API, App, Caller};
 
@@ -71,10 +71,10 @@ impl Where {
             Some(server) => Ok(Api::Server(Server::new(&server, self.token()?)?)),
             None => {
                 let settings = self.settings()?;
-                // A look must not make a database in whatever directory this is.
+                // Whoever meant a server, or another directory, should know what they look at.
                 if settings.database.as_str() == DEFAULT && self.database.is_none() && !Path::new(DEFAULT_FILE).exists()
                 {
-                    return Err(Failure::new(Failure::UNREACHABLE, NOWHERE).into());
+                    aside(NEW_HERE);
                 }
                 Ok(Api::Here(Here::new(settings, self.name()).await?))
             }
@@ -103,8 +103,8 @@ impl Where {
     }
 }
 
-const NOWHERE: &str = "no server and no database was named, and there is no redrive.db in this directory: say --server URL (or \
-                       REDRIVE_SERVER_URL and REDRIVE_TOKEN), or --database URL";
+const NEW_HERE: &str = "no server and no database was named, and there was no redrive.db in this directory: this is a new one \
+                        (--server URL and REDRIVE_TOKEN, or --database URL, name another)";
 
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())

@@ -202,17 +202,17 @@ async fn retries_have_the_id_and_the_key_of_the_first_try(db: Db) {
     shop.close().await;
 }
 
-/// The same database through a store that fails on purpose.
-async fn faulty(db: &Db) -> (Db, Faults) {
+/// The same database through a store that fails on purpose, and does not try again for longer than this.
+async fn faulty(db: &Db, retry_for: Duration) -> (Db, Faults) {
     let mut options = options();
-    options.retry_for = Duration::from_millis(300);
+    options.retry_for = retry_for;
     let faults = Faults::default();
     options.faults = Some(faults.clone());
     (Db::at(db.kind, db.url.clone(), options).await, faults)
 }
 
 async fn a_database_that_is_down_is_never_called_deferred(db: Db) {
-    let (faulty, faults) = faulty(&db).await;
+    let (faulty, faults) = faulty(&db, Duration::from_millis(300)).await;
     let shop = Shop::open(&faulty, [Answer::Timeout]).await;
     faults.set_down(true);
     let called = shop.redrive.call(pay(1)).await;
@@ -229,7 +229,7 @@ async fn a_database_that_is_down_is_never_called_deferred(db: Db) {
 }
 
 async fn an_answer_that_is_lost_makes_one_task(db: Db) {
-    let (faulty, faults) = faulty(&db).await;
+    let (faulty, faults) = faulty(&db, Duration::from_secs(30)).await;
     let shop = Shop::open(&faulty, [Answer::Timeout]).await;
     (0..5).for_each(|_| faults.next_write(Fault::FailAfterCommit)); // beats meet some of them
     deferred(shop.redrive.call(pay(1).policy(slow())).await);
@@ -238,7 +238,7 @@ async fn an_answer_that_is_lost_makes_one_task(db: Db) {
 }
 
 async fn a_success_whose_callback_cannot_be_written_is_not_called_a_failure(db: Db) {
-    let (faulty, faults) = faulty(&db).await;
+    let (faulty, faults) = faulty(&db, Duration::from_millis(300)).await;
     let shop = Shop::open(&faulty, []).await;
     faults.set_down(true);
     let told = Policy { on_success: Some("paid".into()), ..Policy::default() };
