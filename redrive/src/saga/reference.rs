@@ -258,7 +258,8 @@ impl Reference {
         };
         let i = self.place(name);
         match work.op {
-            Op::Run if how.has_failed() => self.back.is_none() && (self.committed || self.is_in_doubt(i)),
+            // A person may have what failed tried again, for as long as it does not go back: past the pivot, or while another step is in doubt.
+            Op::Run if how.has_failed() => self.back.is_none() && (self.committed || self.has_doubts()),
             Op::Run => how == No && self.back.is_none() && !self.has_doubts() && self.is_ready(i),
             Op::Confirm => {
                 let is_reserved = self.committed && self.is_reserve(i) && self.steps[i].run == Done;

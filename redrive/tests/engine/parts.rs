@@ -104,6 +104,9 @@ async fn a_pause_holds_for_all_parts(db: Db) {
     let engine = builder.start().await.unwrap();
     engine.enqueue(of("a", 0)).await.unwrap();
     calls_of(&mut calls, 1).await;
+    while engine.stats().running > 0 {
+        tokio::task::yield_now().await; // it has run, and is gone when that is written
+    }
     engine.pause("http", Some("alice")).await.unwrap();
     engine.enqueue_many((1..5).map(|n| of(["a", "b"][n as usize % 2], n))).await.unwrap();
     let waiting = TaskFilter { method: Some("http".into()), status: Some(Status::Pending), ..TaskFilter::default() };
