@@ -44,6 +44,12 @@ impl Settler {
         self.more.notify_one();
     }
 
+    /// What is decided and could not be written.
+    fn put_back(&self, settles: Vec<Settle>) {
+        lock(&self.left).extend(settles);
+        self.more.notify_one();
+    }
+
     pub(super) fn len(&self) -> usize {
         lock(&self.queue).len() + lock(&self.left).len()
     }
@@ -157,7 +163,7 @@ async fn flush(shared: &Arc<Shared>, settles: Vec<Settle>, now: Timestamp) -> bo
         Ok(results) => written(shared, &settles, &results),
         Err(e) if is_away(shared, &e) => {
             tracing::warn!(error = %e, "outcomes could not be written yet; trying again");
-            lock(&shared.settler.left).extend(settles);
+            shared.settler.put_back(settles);
             return false;
         }
         Err(e) => {
@@ -186,6 +192,7 @@ async fn apart(shared: Arc<Shared>, settles: Vec<Settle>) {
         for half in [part, other] {
             match shared.store.settle(&half, shared.clock.now()).await {
                 Ok(results) => written(&shared, &half, &results),
+                Err(e) if is_away(&shared, &e) => shared.settler.put_back(half), // none of them is to blame
                 Err(_) => parts.push(half),
             }
         }
