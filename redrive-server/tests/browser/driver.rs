@@ -34,23 +34,36 @@ impl WebDriverCompatibleCommand for Chromium {
     }
 }
 
+/// A driver and the port that it listens on. It takes the same port of IPv4 and of IPv6, and ends if somebody has the second.
+fn start_driver() -> Option<(Child, String)> {
+    let none = "there is no chromedriver: scripts/test installs it (scripts/db install --stores browser)";
+    let mut driver = Command::new("chromedriver");
+    driver.arg("--port=0").stdout(Stdio::piped()).process_group(0);
+    let mut driver = driver.spawn().expect(none);
+    let mut lines = BufReader::new(driver.stdout.take()?).lines().map(Result::unwrap);
+    let Some(started) = lines.find(|line| line.contains("started successfully on port")) else {
+        driver.wait().unwrap();
+        return None;
+    };
+    std::thread::spawn(move || lines.for_each(drop)); // or it would wait for somebody to read
+    let port = started.trim_end_matches('.').rsplit(' ').next()?.to_owned();
+    Some((driver, port))
+}
+
 impl Browser {
     /// A new one, that asks for pages in this language.
     pub async fn open(server: &Server, language: &str) -> Self {
-        let none = "there is no chromedriver: scripts/test installs it (scripts/db install --stores browser)";
-        let mut driver = Command::new("chromedriver");
-        driver.arg("--port=0").stdout(Stdio::piped()).process_group(0);
-        let mut driver = driver.spawn().expect(none);
-        let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let started = lines.find(|line| line.contains("started successfully on port")).unwrap();
-        let port = started.trim_end_matches('.').rsplit(' ').next().unwrap().to_owned();
-        std::thread::spawn(move || lines.for_each(drop)); // or it would wait for somebody to read
+        let (driver, port) = (0..5).find_map(|_| start_driver()).expect("chromedriver does not start");
         let language = format!("--accept-lang={language}");
         let arguments = [
             "--headless=new",
             "--no-sandbox",
             "--disable-gpu",
             "--hide-scrollbars",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
             "--window-size=1280,900",
             &language,
         ];
