@@ -40,13 +40,13 @@ fn start_driver() -> Option<(Child, String)> {
     let mut driver = Command::new("chromedriver");
     driver.arg("--port=0").stdout(Stdio::piped()).process_group(0);
     let mut driver = driver.spawn().expect(none);
-    let mut lines = BufReader::new(driver.stdout.take()?).lines().map(Result::unwrap);
+    let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines().map(Result::unwrap);
     let Some(started) = lines.find(|line| line.contains("started successfully on port")) else {
         driver.wait().unwrap();
         return None;
     };
     std::thread::spawn(move || lines.for_each(drop)); // or it would wait for somebody to read
-    let port = started.trim_end_matches('.').rsplit(' ').next()?.to_owned();
+    let port = started.trim_end_matches('.').rsplit(' ').next().unwrap().to_owned();
     Some((driver, port))
 }
 
