@@ -366,7 +366,8 @@ impl Checker<'_> {
         let said = match ask.answer {
             _ if ids.len() > 1 => Some(format!("it became {} tasks: {ids:?}", ids.len())),
             Some(Answer::Acked { id, existed: false }) if ids != [id] => Some(format!("{id} was acknowledged")),
-            Some(Answer::Acked { existed: true, .. }) if ask.key.is_none() || exists => {
+            // Of one with a key that has ended before a lost answer was asked for again it cannot be told: it has its own id.
+            Some(Answer::Acked { id, existed: true }) if ask.key.is_none() || (exists && ids != [id]) => {
                 Some("it is said to have existed".into())
             }
             Some(Answer::Acked { id, existed: true }) if !self.e.seen.contains_key(&id) => {

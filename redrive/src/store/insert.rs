@@ -331,9 +331,9 @@ async fn insert_try(
     }
 }
 
-/// What an earlier try has written: all, but what others had the keys of. (One whose key's owner has ended since is given
-/// its own id: that it was a duplicate cannot be told any more. Its call was made good by that owner. But what was written as
-/// running, for this node, is there until this node ends it: if it is not, it was a duplicate, and must not run without a row.)
+/// What an earlier try has written: all, but what others had the keys of. Whose key is nobody's any more, it cannot be told. If it was
+/// written as running, for this node, it is there until this node ends it, or is fenced: if it is not there, it is taken for a duplicate,
+/// as it must not run without a row. Otherwise it is given its own id: if it was a duplicate, its call was made good by the key's owner.
 async fn written_before(
     c: &mut Connection<'_>,
     tables: &Tables,
@@ -344,9 +344,13 @@ async fn written_before(
     let ours: Vec<TaskId> = tasks.iter().filter(|t| t.locked_by.is_some()).map(|t| t.id).collect();
     let there = super::task::existing_tasks(c, tables, &ours).await?;
     let answer = |task: &&Task| {
-        let owner = task.key_hash().and_then(|hash| owners.get(&hash).copied()).unwrap_or(task.id);
-        let is_gone = task.locked_by.is_some() && !there.contains(&task.id);
-        Some(Enqueued { id: owner, existed: owner != task.id || is_gone })
+        let owner = task.key_hash().map(|hash| owners.get(&hash).copied());
+        let existed = match owner {
+            None => false, // without a key there are no duplicates: others have ended it if it is gone
+            Some(Some(owner)) => owner != task.id,
+            Some(None) => task.locked_by.is_some() && !there.contains(&task.id),
+        };
+        Some(Enqueued { id: owner.flatten().unwrap_or(task.id), existed })
     };
     Ok(tasks.iter().map(answer).collect())
 }
