@@ -366,9 +366,7 @@ impl Checker<'_> {
         let said = match ask.answer {
             _ if ids.len() > 1 => Some(format!("it became {} tasks: {ids:?}", ids.len())),
             Some(Answer::Acked { id, existed: false }) if ids != [id] => Some(format!("{id} was acknowledged")),
-            // One that others have ended before its lost answer was asked for again has its own id, and is taken for a duplicate: its
-            // key is nobody's any more, so it cannot be told.
-            Some(Answer::Acked { id, existed: true }) if ids != [id] && (ask.key.is_none() || exists) => {
+            Some(Answer::Acked { existed: true, .. }) if ask.key.is_none() || exists => {
                 Some("it is said to have existed".into())
             }
             Some(Answer::Acked { id, existed: true }) if !self.e.seen.contains_key(&id) => {

@@ -221,6 +221,11 @@ impl Shared {
     fn tell_claimed(&self, claimed: &Claimed) {
         metrics::histogram!("redrive_claim_batch").record(claimed.tasks.len() as f64);
         claimed.tasks.iter().for_each(|task| self.signals.tell(Signal::Claimed, task));
+        self.tell_ended(claimed);
+    }
+
+    /// What ran out of time while it waited.
+    pub(super) fn tell_ended(&self, claimed: &Claimed) {
         for task in &claimed.spent {
             spent(task, self.clock.now()).iter().for_each(|reason| log_unattempted(task, *reason));
             self.signals.tell(Signal::Dead, task);

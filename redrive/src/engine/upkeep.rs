@@ -1,4 +1,5 @@
-//! What one node does for all: tables that come and go, what is old enough to go, counting what waits.
+//! What one node does for all: tables that come and go, what is old enough to go, what ran out of time where nobody
+//! reads, counting what waits.
 //!
 //! By a lock with a term, so that it is done once however many nodes there are. Should two do it at once nonetheless (one
 //! was slow), nothing is lost: every step looks by itself whether it is still to be done.
@@ -9,8 +10,8 @@ use std::time::Duration;
 
 use crate::clock::{Timestamp, pause};
 use crate::error::Result;
-use crate::settle::DeadReason;
-use crate::store::{Count, KeyWalk, MethodDepth, Rotated};
+use crate::settle::{DeadReason, Outcome};
+use crate::store::{Count, KeyWalk, MethodDepth, OverdueWalk, Rotated};
 use crate::task::Lane;
 
 use super::Shared;
@@ -19,7 +20,7 @@ use super::history::{Recorder, Seen};
 const EVERY: Duration = Duration::from_secs(15);
 
 pub(super) async fn run(shared: Arc<Shared>) {
-    let (mut walk, mut gauges, mut recorder) = (KeyWalk::default(), Gauges::default(), Recorder::default());
+    let (mut walks, mut gauges, mut recorder) = (Walks::default(), Gauges::default(), Recorder::default());
     loop {
         tokio::select! {
             () = pause(EVERY) => {}
@@ -28,7 +29,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
         if !shared.me.may_work() {
             continue;
         }
-        let kept_up = shared.keep_up(&mut walk, &mut gauges).await;
+        let kept_up = shared.keep_up(&mut walks, &mut gauges).await;
         let seen = kept_up.unwrap_or_else(|e| {
             tracing::warn!(error = %e, "upkeep failed; trying again");
             None
@@ -39,9 +40,16 @@ pub(super) async fn run(shared: Arc<Shared>) {
     }
 }
 
+/// What is gone through a little at a time.
+#[derive(Debug, Default)]
+struct Walks {
+    keys: KeyWalk,
+    overdue: OverdueWalk,
+}
+
 impl Shared {
     /// What it has seen on the way; `None`: another node does it.
-    async fn keep_up(&self, walk: &mut KeyWalk, gauges: &mut Gauges) -> Result<Option<Seen>> {
+    async fn keep_up(&self, walks: &mut Walks, gauges: &mut Gauges) -> Result<Option<Seen>> {
         let (me, now) = (self.me.number().to_string(), self.clock.now());
         if self.store.lock("upkeep", &me, EVERY * 2, now).await?.is_none() {
             gauges.clear(); // another node tells of them now
@@ -57,8 +65,11 @@ impl Shared {
             Ok(rotated) => self.say(&rotated),
             Err(e) => tracing::warn!(error = %e, "the monthly tables could not be looked after; trying again"),
         }
-        if let Err(e) = self.store.sweep_old(&retention, walk, now).await {
+        if let Err(e) = self.store.sweep_old(&retention, &mut walks.keys, now).await {
             tracing::warn!(error = %e, "what is past its time could not be removed; trying again");
+        }
+        if let Err(e) = self.end_overdue(&mut walks.overdue, now).await {
+            tracing::warn!(error = %e, "tasks whose time is up could not be ended; trying again");
         }
         let (letters, by_reason) = self.store.count_dead().await?;
         gauges.report_dead(by_reason);
@@ -69,6 +80,15 @@ impl Shared {
         let first = depths.iter().filter_map(|depth| depth.oldest_due).min();
         let waiting = depths.iter().map(|depth| depth.depth).sum();
         Ok(Some(Seen { waiting, letters: letters.n, lag: first.map_or(Duration::ZERO, |due| now.since(due)) }))
+    }
+
+    async fn end_overdue(&self, walk: &mut OverdueWalk, now: Timestamp) -> Result<()> {
+        let claimed = self.store.end_overdue(walk, self.me.number(), now).await?;
+        self.tell_ended(&claimed);
+        for task in claimed.tasks {
+            self.settler.push(Arc::new(task), Outcome::GivenBack.into());
+        }
+        Ok(())
     }
 
     fn say(&self, rotated: &Rotated) {

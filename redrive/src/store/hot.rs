@@ -111,9 +111,8 @@ impl Store {
         until: Timestamp,
         limit: u32,
     ) -> Result<Vec<Due>> {
-        let columns = "t.id, t.version, t.next_retry_time, t.priority, t.lane, t.business_id";
         retrying!(self.pools(), Use::Read, Scope::Statement, "scanning for due tasks", |c, _| {
-            let rows = read_slices(c, table, slices, columns, wanted, until, limit).await?;
+            let rows = read_slices(c, table, slices, DUE_COLUMNS, wanted, until, limit).await?;
             rows.iter().map(read_due).collect()
         })
     }
@@ -222,7 +221,10 @@ fn with_room(slices: &[Slice], claimed: &[Task], limit: u32) -> Vec<(Slice, u32)
     slices.iter().map(|s| (*s, room(s))).filter(|(_, room)| *room > 0).collect()
 }
 
-fn read_due(row: &Row) -> sqlx::Result<Due> {
+/// What is read of a task that is to be claimed, in the order of [`read_due`].
+pub(super) const DUE_COLUMNS: &str = "t.id, t.version, t.next_retry_time, t.priority, t.lane, t.business_id";
+
+pub(super) fn read_due(row: &Row) -> sqlx::Result<Due> {
     let mut c = row.columns();
     Ok(Due {
         id: TaskId::from_i64(c.int()?),

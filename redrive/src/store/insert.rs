@@ -24,6 +24,7 @@ use super::Store;
 use super::db::{Connection, Dialect, database_error, fault, query};
 use super::key::{key_owners, lost_keys};
 use super::layout::Tables;
+use super::node::living;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{insert_rows, needed_columns, unnest, unnest_tasks};
@@ -331,9 +332,10 @@ async fn insert_try(
     }
 }
 
-/// What an earlier try has written: all, but what others had the keys of. Whose key is nobody's any more, it cannot be told. If it was
-/// written as running, for this node, it is there until this node ends it, or is fenced: if it is not there, it is taken for a duplicate,
-/// as it must not run without a row. Otherwise it is given its own id: if it was a duplicate, its call was made good by the key's owner.
+/// What an earlier try has written: all, but what others had the keys of. If nobody has a key any more, its task may have been a duplicate, or
+/// others have ended it. What was written as running for a node that lives is there until that node ends it: if it is gone, it was a duplicate,
+/// and must not run without a row. Otherwise it is taken for its caller's own: if it was not, its call was made good by the key's owner; and
+/// for a node that is dead it does not run here.
 async fn written_before(
     c: &mut Connection<'_>,
     tables: &Tables,
@@ -343,12 +345,14 @@ async fn written_before(
     let owners = key_owners(c, &hashes).await?;
     let ours: Vec<TaskId> = tasks.iter().filter(|t| t.locked_by.is_some()).map(|t| t.id).collect();
     let there = super::task::existing_tasks(c, tables, &ours).await?;
+    let living = living(c).await?; // after the rows: whoever lives now has not lost one of them to others before
+    let is_living = |node| living.iter().any(|(living, _)| *living == node);
     let answer = |task: &&Task| {
         let owner = task.key_hash().map(|hash| owners.get(&hash).copied());
         let existed = match owner {
-            None => false, // without a key there are no duplicates: others have ended it if it is gone
+            None => false, // without a key there are no duplicates
             Some(Some(owner)) => owner != task.id,
-            Some(None) => task.locked_by.is_some() && !there.contains(&task.id),
+            Some(None) => task.locked_by.is_some_and(is_living) && !there.contains(&task.id),
         };
         Some(Enqueued { id: owner.flatten().unwrap_or(task.id), existed })
     };
@@ -477,4 +481,34 @@ pub(super) async fn insert_follow_ups(
         rest = rest.into_iter().zip(answers).filter(|(_, answer)| answer.is_none()).map(|(task, _)| task).collect();
     }
     Ok(())
+}
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use super::*;
+    use crate::store::Registration;
+    use crate::task::Status;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
+
+    /// The answer to an insert was lost. Of a task that is gone, and so is its key.
+    #[tokio::test]
+    async fn what_is_gone_was_a_duplicate_if_its_node_lives_and_was_ended_by_others_if_not() {
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        let node = store.register(&Registration::default(), NOW).await.unwrap();
+        let mut task = store.prepare(NewTask::new("pay", &()).unwrap().key("order-7"), NOW).unwrap().task;
+        let tables = store.make_room(&[task.id]).await.unwrap();
+        let ask = async |task: &Task| {
+            let answers = retrying!(store.pools(), Use::Read, Scope::Statement, "asking again", |c, _| {
+                written_before(c, &tables, &[task]).await
+            });
+            answers.unwrap().remove(0).unwrap()
+        };
+        let own = Enqueued { id: task.id, existed: false };
+        assert_eq!(ask(&task).await, own, "it was written as pending: anybody may have run it");
+        (task.status, task.locked_by) = (Status::Running, Some(node));
+        assert_eq!(ask(&task).await, Enqueued { existed: true, ..own }, "it must not run without a row");
+        store.retire(node).await.unwrap();
+        assert_eq!(ask(&task).await, own, "others may have run it");
+    }
 }

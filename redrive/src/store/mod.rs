@@ -17,7 +17,7 @@
 //! | `search`, `count` | finding and counting with a bounded number of rows |
 //! | `acting`, `bulk`, `audit` | what people do under their names, to one or to many, and the record of it |
 //! | `token`, `console_key` | who may use the API and the console |
-//! | `retention` | what is old enough to go |
+//! | `retention`, `overdue` | what is old enough to go; what ran out of time where nobody reads |
 //! | `method`, `setting` | what waits of each method, and which are paused; what people have set |
 //! | `node`, `lock` | nodes, fences, named locks |
 //! | `notice`, `remind` | what people are to be told and reminded of, and how that goes |
@@ -52,6 +52,7 @@ mod lock;
 mod method;
 mod node;
 mod notice;
+mod overdue;
 pub(crate) mod pool;
 mod remind;
 mod retention;
@@ -102,6 +103,7 @@ pub use node::{Node, NodeSeen, Registration};
 #[cfg(feature = "notify")]
 pub(crate) use notice::Sent;
 pub use notice::{ChannelState, Notice};
+pub use overdue::OverdueWalk;
 pub use pool::StoreOptions;
 pub use remind::Reminder;
 pub use retention::{Keep, KeyWalk, Retention, Swept};

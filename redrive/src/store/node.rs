@@ -174,14 +174,7 @@ impl Store {
 
     /// The nodes that are not dead, the oldest first, and whether they are leaving: little to read, for who asks often.
     pub(crate) async fn living(&self) -> Result<Vec<(NodeNumber, bool)>> {
-        retrying!(self.pools(), Use::Read, Scope::Statement, "looking who is there", |c, _| {
-            let sql = "SELECT number, leaving FROM redrive_node WHERE dead = 0 ORDER BY number";
-            let read = |row: &super::db::Row| {
-                let mut columns = row.columns();
-                Ok((NodeNumber(columns.int()?), columns.int()? != 0))
-            };
-            c.rows(query(sql)).await?.iter().map(read).collect()
-        })
+        retrying!(self.pools(), Use::Read, Scope::Statement, "looking who is there", |c, _| living(c).await)
     }
 
     /// What this database is called among others: 16 hexadecimal digits, by chance, made by whoever asks first.
@@ -203,6 +196,15 @@ impl Store {
             Ok(c.execute(query("DELETE FROM redrive_node WHERE number = ? AND dead = 1").bind(node)).await? == 1)
         })
     }
+}
+
+pub(super) async fn living(c: &mut Connection<'_>) -> sqlx::Result<Vec<(NodeNumber, bool)>> {
+    let sql = "SELECT number, leaving FROM redrive_node WHERE dead = 0 ORDER BY number";
+    let read = |row: &super::db::Row| {
+        let mut columns = row.columns();
+        Ok((NodeNumber(columns.int()?), columns.int()? != 0))
+    };
+    c.rows(query(sql)).await?.iter().map(read).collect()
 }
 
 fn read_node(row: &super::db::Row) -> sqlx::Result<Node> {

@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use redrive::store::{DeadFilter, Slice};
+use redrive::store::{DeadFilter, OverdueWalk, Slice};
 use redrive::{Backoff, DeadReason, Failure, Lane, NewTask, Outcome, Policy, SHARDS, Status, Timestamp};
 
 use crate::harness::*;
@@ -21,6 +21,7 @@ layouts!(
     a_node_that_never_registered_claims_nothing,
     what_ran_out_of_time_while_it_waited_does_not_run,
     a_task_at_its_attempt_limit_does_not_run,
+    what_ran_out_of_time_where_nobody_reads_is_ended,
     a_claim_moves_no_index_entry,
 );
 
@@ -183,6 +184,34 @@ async fn a_task_at_its_attempt_limit_does_not_run(db: Db) {
     let claimed = claim_all(&db.store, node, later(60)).await;
     assert_eq!((claimed.tasks.len(), claimed.spent.len()), (0, 1));
     assert_eq!(db.store.get_dead(task.id).await.unwrap().unwrap().reason, DeadReason::Exhausted);
+}
+
+async fn what_ran_out_of_time_where_nobody_reads_is_ended(db: Db) {
+    let until = Policy { deadline: Some(later(10)), ..Policy::default() };
+    let lasting = Policy { max_duration: Some(Duration::from_secs(20)), ..Policy::default() };
+    let told = Policy { on_final_failure: Some("told".into()), ..until.clone() };
+    let first = add(&db.store, new(1).policy(until)).await;
+    let second = add(&db.store, new(2).policy(lasting)).await;
+    let third = add(&db.store, new(3).policy(told)).await;
+    add(&db.store, new(4)).await; // has all the time in the world
+    let (node, mut walk) = (node(&db.store).await, OverdueWalk::default());
+    let mut ended = async |seconds| {
+        let claimed = db.store.end_overdue(&mut walk, node, later(seconds)).await.unwrap();
+        assert!(claimed.tasks.is_empty(), "{claimed:?}");
+        let mut ids: Vec<_> = claimed.spent.iter().map(|task| task.id).collect();
+        ids.sort_unstable();
+        ids
+    };
+    assert!(ended(9).await.is_empty());
+    assert_eq!(ended(10).await, [first, third]);
+    assert_eq!(ended(20).await, [second]);
+    assert!(ended(21).await.is_empty());
+    for id in [first, second, third] {
+        let letter = db.store.get_dead(id).await.unwrap().unwrap();
+        assert_eq!((letter.reason, letter.task.attempts), (DeadReason::Expired, 0));
+    }
+    let told = db.store.scan(&slices_of("told"), later(60), 10).await.unwrap();
+    assert_eq!(told.len(), 1, "its callback is made with its end");
 }
 
 /// On PostgreSQL the statistics say so: every claim is a HOT update.
