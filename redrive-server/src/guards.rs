@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use redrive::guard::{
-    BoxError, BusinessDatabase, Guard, GuardHandler, GuardedTable, Guards, GuardsBuilder, Inspection, RowId, RowValue,
+    BoxError, BusinessDatabase, GuardHandler, GuardedTable, Guards, GuardsBuilder, Inspection, RowId,
 };
 use redrive::notify::{Channel, Mail};
 use redrive::{Clock, Error, GuardedTableSettings, Result, Settings, Store, condition};
@@ -22,7 +22,7 @@ pub(crate) fn of(settings: &Settings, store: &Store, delivery: &HttpDelivery) ->
     }
     for (name, table) in &settings.guards {
         builder = builder.guard(
-            guard(name, table),
+            table.guard(name),
             database(table, store),
             HttpHandler::new(name, table.clone(), delivery.clone()),
         );
@@ -43,44 +43,13 @@ pub(crate) async fn by_hand(settings: &Settings, store: &Store) -> Result<Guards
 pub(crate) async fn inspect(settings: &Settings, store: &Store, service: &str) -> Result<Option<Inspection>> {
     let named = |(name, table): &(&String, &GuardedTableSettings)| table.service_name(name) == service;
     match settings.guards.iter().find(named) {
-        Some((name, table)) => Ok(Some(guard(name, table).inspect(database(table, store)).await?)),
+        Some((name, table)) => Ok(Some(table.guard(name).inspect(database(table, store)).await?)),
         None => Ok(None),
-    }
-}
-
-fn guard(name: &str, table: &GuardedTableSettings) -> Guard {
-    let guard = Guard::table(&table.table)
-        .service_name(table.service_name(name))
-        .id_field(&table.id_field)
-        .status_field(&table.status_field)
-        .success_value(value(&table.success_value))
-        .fail_value(value(&table.fail_value))
-        .min_interval(table.min_interval)
-        .timeout(table.timeout)
-        .max_retry_count(table.max_retry_count)
-        .manual_remind_interval(table.manual_remind_interval)
-        .handle_timeout(table.handle_timeout)
-        .concurrency(table.concurrency)
-        .add_columns(table.add_columns)
-        .create_index(table.create_index)
-        .comments(&table.comments);
-    match &table.user_field {
-        Some(field) => guard.user_field(field),
-        None => guard,
     }
 }
 
 fn database(table: &GuardedTableSettings, store: &Store) -> BusinessDatabase {
     table.database.as_ref().map_or_else(|| BusinessDatabase::of(store), |url| url.as_str().into())
-}
-
-/// A text or a whole number, as the settings have made sure.
-pub(crate) fn value(json: &Value) -> RowValue {
-    match json {
-        Value::String(text) => text.as_str().into(),
-        Value::Number(n) if n.is_i64() => n.as_i64().unwrap_or_default().into(),
-        other => other.to_string().into(),
-    }
 }
 
 /// Who is told of rows that need people, and by which server.
@@ -150,11 +119,13 @@ impl GuardHandler for HttpHandler {
 
     async fn check_status(&self, id: &RowId) -> Result<bool, BoxError> {
         let answer = self.call(&self.settings.check_url, id).await?;
-        match &self.settings.check_condition {
-            Some(cel) => Ok(meets(cel, &answer)),
-            None if !answer.is_success() => Err(answer.said().into()),
-            None => Ok(word(&answer.body_value()) == Some(true)),
-        }
+        let is_well = match &self.settings.check_condition {
+            Some(cel) => meets(cel, &answer),
+            None => answer.is_success() && word(&answer.body_value()) == Some(true),
+        };
+        // A service that could not look has not said no. With a condition a 404 may say it; without one only a 2xx can.
+        let is_no = answer.is_success() || (self.settings.check_condition.is_some() && !answer.is_passing());
+        if is_well || is_no { Ok(is_well) } else { Err(answer.said().into()) }
     }
 
     async fn handle(&self, id: &RowId) -> Result<bool, BoxError> {

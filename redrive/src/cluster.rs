@@ -68,7 +68,12 @@ impl Membership {
 
 /// What we have seen of the others' beats.
 #[derive(Debug, Default)]
-pub(crate) struct Watch(HashMap<NodeNumber, (i64, Duration)>);
+pub(crate) struct Watch {
+    /// Of each node its beat, and since when it is that.
+    seen: HashMap<NodeNumber, (i64, Duration)>,
+    /// When we looked last.
+    looked: Duration,
+}
 
 impl Watch {
     /// Takes note of a reading at `now` (by our monotonic clock). Gives the nodes whose beat has stood still for a whole
@@ -80,11 +85,16 @@ impl Watch {
         now: Duration,
         lease: Duration,
     ) -> Vec<(NodeNumber, i64)> {
+        // We did not look for long: perhaps we stood still, and everybody else with us.
+        if now.saturating_sub(self.looked) > lease / 2 {
+            self.seen.clear();
+        }
+        self.looked = now;
         let others: Vec<&Node> = nodes.iter().filter(|n| !n.dead && n.number != me).collect();
-        self.0.retain(|number, _| others.iter().any(|n| n.number == *number));
+        self.seen.retain(|number, _| others.iter().any(|n| n.number == *number));
         let mut silent = Vec::new();
         for node in others {
-            let seen = self.0.entry(node.number).or_insert((node.beat, now));
+            let seen = self.seen.entry(node.number).or_insert((node.beat, now));
             if seen.0 != node.beat {
                 *seen = (node.beat, now);
             } else if now.saturating_sub(seen.1) >= lease {
@@ -96,7 +106,7 @@ impl Watch {
 
     /// A reading failed: what was seen before says nothing about the time since.
     pub(crate) fn forget(&mut self) {
-        self.0.clear();
+        self.seen.clear();
     }
 }
 
@@ -147,13 +157,16 @@ mod tests {
         let (mut watch, me) = (Watch::default(), NodeNumber(1));
         let s = Duration::from_secs;
         let nodes = |beat| [node(1, 0, &[]), node(2, beat, &[])];
-        assert!(watch.see(&nodes(7), me, s(100), LEASE).is_empty(), "seen for the first time");
-        assert!(watch.see(&nodes(7), me, s(109), LEASE).is_empty());
-        assert!(watch.see(&nodes(8), me, s(110), LEASE).is_empty(), "it moved");
-        assert!(watch.see(&nodes(8), me, s(119), LEASE).is_empty());
+        let mut see =
+            |beat, from: u64, to: u64| (from..=to).flat_map(|at| watch.see(&nodes(beat), me, s(at), LEASE)).last();
+        assert_eq!(see(7, 100, 109), None);
+        assert_eq!(see(8, 110, 119), None, "it moved");
+        assert_eq!(see(8, 120, 120), Some((NodeNumber(2), 8)));
+        assert_eq!(see(9, 121, 122), None);
+        assert_eq!(see(9, 140, 149), None, "nobody looked meanwhile: from the beginning");
+        assert_eq!(see(9, 150, 150), Some((NodeNumber(2), 9)));
         watch.forget();
-        assert!(watch.see(&nodes(8), me, s(121), LEASE).is_empty(), "an outage: from the beginning");
-        assert_eq!(watch.see(&nodes(8), me, s(131), LEASE), [(NodeNumber(2), 8)]);
+        assert!(watch.see(&nodes(9), me, s(151), LEASE).is_empty(), "an outage: from the beginning");
     }
 
     #[test]

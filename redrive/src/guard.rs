@@ -160,6 +160,8 @@ struct Inner {
 struct Shared {
     store: Store,
     clock: Clock,
+    /// Whether the clock is ours, to be kept with the database's.
+    keeps_clock: bool,
     /// Who we are to the locks.
     owner: String,
     post: Post,
@@ -355,7 +357,8 @@ impl GuardsBuilder {
             None => Clock::starting_at(self.store.now().await?),
         };
         let owner = format!("guard-{}", self.store.new_id(None, clock.now()));
-        let shared = Shared { store: self.store, clock, owner, post: self.post };
+        let keeps_clock = self.clock.is_none();
+        let shared = Shared { store: self.store, clock, keeps_clock, owner, post: self.post };
         let slots: Vec<_> = self.slots.into_iter().map(Arc::new).collect();
         open_all(&slots, &shared, self.lenient).await?;
         let guards = Guards(Arc::new(Inner {

@@ -245,7 +245,9 @@ impl Settings {
         let (scan_interval, sweep_interval) = (new.engine.scan_interval, new.engine.sweep_interval);
         let engine = EngineConfig { scan_interval, sweep_interval, ..self.engine.clone() };
         let asked = new.clone();
+        let methods = with_gates_of(new.methods, &self.methods);
         let held = Self {
+            methods,
             database: self.database.clone(),
             encryption: self.encryption.clone(),
             #[cfg(feature = "notify")]
@@ -278,6 +280,19 @@ impl Settings {
         }
         flat
     }
+}
+
+/// These methods with the gates that they had: those are made when the engine starts.
+fn with_gates_of(
+    mut new: BTreeMap<String, MethodSettings>,
+    old: &BTreeMap<String, MethodSettings>,
+) -> BTreeMap<String, MethodSettings> {
+    new.iter_mut().for_each(|(name, method)| method.gate = old.get(name).and_then(|had| had.gate.clone()));
+    for (name, had) in old.iter().filter(|(_, had)| had.gate.is_some()) {
+        new.entry(name.clone())
+            .or_insert_with(|| MethodSettings { gate: had.gate.clone(), ..MethodSettings::default() });
+    }
+    new
 }
 
 impl MethodSettings {

@@ -81,6 +81,11 @@ impl Answer {
         (200..300).contains(&self.status)
     }
 
+    /// Whether it says nothing of the call but that the service could not look at it now.
+    pub(crate) fn is_passing(&self) -> bool {
+        matches!(self.status, 408 | 425 | 429 | 500..)
+    }
+
     /// Its body as a condition sees it: JSON if it is, else text.
     pub fn body_value(&self) -> Value {
         let text = self.body.as_deref().or(self.body_base64.as_deref()).unwrap_or_default();

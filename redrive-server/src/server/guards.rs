@@ -345,9 +345,9 @@ fn id_of(json: &Value) -> Answer<RowId> {
 
 /// A text or a whole number.
 fn value(json: &Value) -> Answer<RowValue> {
-    match json {
-        Value::String(_) => Ok(crate::guards::value(json)),
-        Value::Number(n) if n.is_i64() => Ok(crate::guards::value(json)),
+    match (json, json.as_i64()) {
+        (Value::String(text), _) => Ok(text.as_str().into()),
+        (_, Some(n)) => Ok(n.into()),
         _ => Err(redrive::Error::invalid("user", "must be a text or a whole number").into()),
     }
 }

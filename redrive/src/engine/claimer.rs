@@ -70,6 +70,8 @@ struct Direct {
     limit: usize,
     /// The cycle of the lane's gate whose probes they are, if they are.
     probes: Option<i64>,
+    /// How many sweeps there were before it.
+    sweep: u64,
 }
 
 /// Of each shard, how many tasks a claim got, and when the last of them was due: the next one begins there.
@@ -106,7 +108,7 @@ impl Shared {
         // Two claims of one lane, one by list and one of what lies there, could want the same rows in different order.
         let Waiting { ready, direct, .. } = &mut *waiting;
         let mut probes = Vec::new();
-        let mut taken = ready.take(most, |due| match direct.iter().any(|(lane, _)| *lane == due.lane) {
+        let mut taken = ready.take(most, |due| match direct.iter().any(|(lane, ..)| *lane == due.lane) {
             true => Reserved::NotThisLane,
             false => {
                 let (probe, reserved) = (limits.probing(due.lane), limits.reserve(Slot::for_due(due), now));
@@ -153,8 +155,8 @@ impl Shared {
         let owned = self.owned_in(lane);
         let ours = (0..SHARDS).filter(|shard| owned & (1 << shard) != 0);
         waiting.turn += 1;
-        let half = match waiting.direct.iter().find(|(other, _)| *other == lane) {
-            Some((_, half)) => 1 - half,
+        let half = match waiting.direct.iter().find(|(other, ..)| *other == lane) {
+            Some((_, half, _)) => 1 - half,
             None => waiting.turn % 2,
         };
         let ours = ours.enumerate().filter(|(i, _)| i % 2 == half);
@@ -163,8 +165,9 @@ impl Shared {
         let first = waiting.turn % slices.len().max(1);
         slices.rotate_left(first);
         slices.truncate(reserved);
-        waiting.direct.push((lane, half));
-        Some(Direct { lane, half, limit: reserved / slices.len().max(1), slices, reserved, probes })
+        waiting.direct.push((lane, half, self.clock.now()));
+        let (limit, sweep) = (reserved / slices.len().max(1), waiting.sweeps);
+        Some(Direct { lane, half, limit, slices, reserved, probes, sweep })
     }
 
     /// As many slots as there are, up to the size of a claim; none if they are fewer than `least`. And of which cycle they are probes.
@@ -205,10 +208,13 @@ impl Shared {
     /// more.
     fn end_deep(&self, direct: &Direct, floors: &Floors) {
         let mut waiting = self.waiting();
-        if let Some(i) = waiting.direct.iter().position(|under_way| *under_way == (direct.lane, direct.half)) {
+        let this = |(lane, half, _): &(Lane, usize, Timestamp)| (*lane, *half) == (direct.lane, direct.half);
+        if let Some(i) = waiting.direct.iter().position(this) {
             waiting.direct.swap_remove(i);
         }
-        for (shard, (_, last)) in &floors.0 {
+        // A sweep since it began has looked before its floors, and may have put tasks back there.
+        let is_current = waiting.sweeps == direct.sweep;
+        for (shard, (_, last)) in floors.0.iter().filter(|_| is_current) {
             let floor = waiting.floors.entry((direct.lane, *shard)).or_insert(*last);
             *floor = (*floor).max(*last);
         }
@@ -221,16 +227,16 @@ impl Shared {
     fn tell_claimed(&self, claimed: &Claimed) {
         metrics::histogram!("redrive_claim_batch").record(claimed.tasks.len() as f64);
         claimed.tasks.iter().for_each(|task| self.signals.tell(Signal::Claimed, task));
-        self.tell_ended(claimed);
+        self.tell_spent(&claimed.spent);
     }
 
     /// What ran out of time while it waited.
-    pub(super) fn tell_ended(&self, claimed: &Claimed) {
-        for task in &claimed.spent {
+    pub(super) fn tell_spent(&self, tasks: &[Task]) {
+        for task in tasks {
             spent(task, self.clock.now()).iter().for_each(|reason| log_unattempted(task, *reason));
             self.signals.tell(Signal::Dead, task);
         }
-        self.signals.tally.add(claimed.spent.iter().map(|_| Signal::Dead));
+        self.signals.tally.add(tasks.iter().map(|_| Signal::Dead));
     }
 
     /// How few ready tasks of a lane make the scanner look for more, while there are more.

@@ -66,6 +66,7 @@ impl EngineConfig {
             ("sweep_interval", self.sweep_interval),
             ("beat_interval", self.beat_interval),
             ("lease", self.lease),
+            ("margin", self.margin),
         ] {
             crate::duration::check(value, field, p);
         }

@@ -95,7 +95,7 @@ impl Engine {
     }
 
     /// Writes a task down as running here, for a caller. `Err` inside: it is not the caller's to run, because its twin lives
-    /// already, or because we are not the node any more that it was written down under.
+    /// already, because we are not the node any more that it was written down under, or because we stop.
     pub(crate) async fn hold_inline(&self, new: NewTask) -> Result<Result<HeldInline, Enqueued>> {
         let shared = &self.0;
         if !shared.handlers.contains_key(&new.method) {
@@ -106,15 +106,22 @@ impl Engine {
             let why = "this node is cut off from its database".into();
             return Err(Error::Conflict { doing: "write down a call of", id: new.method, why });
         }
+        let waiting = new.clone();
         let mut prepared = shared.store.prepare(new.running_on(shared.me.number()), self.now())?;
         prepared.held = true;
         let guard = HeldInline::new(shared.clone(), Arc::new((*prepared.task).clone()));
+        // Looked at after it is in `running`, where a stop looks after it has begun: one of the two sees the other.
+        if shared.stopping.is_cancelled() {
+            drop(guard);
+            return shared.inserter.insert(shared.store.prepare(waiting, self.now())?).await.map(Err);
+        }
         let answer = shared.inserter.insert(prepared).await?;
         if answer.existed {
             return Ok(Err(answer));
         }
         let held = guard.written(answer.id);
-        let ours = shared.me.may_work() && held.task.locked_by == Some(shared.me.number());
+        let may = shared.me.may_work() && !shared.stopping.is_cancelled();
+        let ours = may && held.task.locked_by == Some(shared.me.number());
         Ok(if ours { Ok(held) } else { Err(answer) })
     }
 }

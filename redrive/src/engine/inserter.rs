@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::task::JoinSet;
 
+use crate::clock::Timestamp;
 use crate::error::{Error, Fault, Result};
 use crate::id::TaskId;
 use crate::settle::Outcome;
@@ -96,6 +97,13 @@ impl Inserter {
         queue.drain(..n).collect()
     }
 
+    /// What was asked for before.
+    fn take_older(&self, than: Timestamp) -> Vec<Asked> {
+        let queue = &mut lock(&self.queue).asked;
+        let n = queue.iter().take_while(|(prepared, _)| prepared.task.created_at <= than).count();
+        queue.drain(..n).collect()
+    }
+
     /// Nothing more is taken.
     fn close(&self) {
         lock(&self.queue).closed = true;
@@ -165,6 +173,9 @@ async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>) {
         }
     }
     shared.signals.tally.add(written.iter().filter_map(|(_, result)| new(result)));
+    if let Some(e) = away(&written) {
+        tell_away(shared, &e, now);
+    }
     let mut others = false;
     for ((prepared, result), answer) in written.into_iter().zip(answers) {
         if result.as_ref().is_err_and(|e| e.fault() == Some(Fault::Busy)) {
@@ -177,6 +188,21 @@ async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>) {
     }
     if others && let Err(e) = shared.store.wake_others().await {
         tracing::debug!(error = %e, "other nodes could not be woken; their scans will find what is due");
+    }
+}
+
+/// The error of them all, if the database is away.
+fn away(written: &[(Prepared, Result<Enqueued>)]) -> Option<Error> {
+    let is_away = |e: &Error| e.is_transient() && e.fault() != Some(Fault::Busy);
+    let all = written.iter().all(|(_, result)| result.as_ref().is_err_and(is_away));
+    written.first().filter(|_| all).and_then(|(_, result)| result.as_ref().err()).map(Error::echo)
+}
+
+/// Whoever has waited for as long as a database that is away is tried hears of it now, and not after all who came before: in an outage the
+/// queue would grow, and every answer come later than the one before.
+fn tell_away(shared: &Arc<Shared>, e: &Error, now: Timestamp) {
+    for (prepared, answer) in shared.inserter.take_older(now - shared.store.retry_for()) {
+        reply(shared, prepared, Err(e.echo()), answer);
     }
 }
 

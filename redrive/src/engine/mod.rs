@@ -171,8 +171,10 @@ struct Waiting {
     known: HashMap<(Lane, u8), Timestamp>,
     /// Counts claims in deep lanes: each is of one half of the shards.
     turn: usize,
-    /// The lanes of such claims that are under way, and which half: what they get is not known yet.
-    direct: Vec<(Lane, usize)>,
+    /// The lanes of such claims that are under way, which half, and since when: what they get is not known yet.
+    direct: Vec<(Lane, usize, Timestamp)>,
+    /// How often all floors were taken back.
+    sweeps: u64,
 }
 
 impl Waiting {
@@ -186,6 +188,7 @@ impl Waiting {
             known: HashMap::new(),
             turn: 0,
             direct: Vec::new(),
+            sweeps: 0,
         }
     }
 }

@@ -235,8 +235,11 @@ impl Shared {
         };
         if tokio::time::timeout(self.config.grace, written).await.is_err() {
             tracing::error!("outcomes could not be written before the stop; other nodes will take these tasks over");
-        } else if let Err(e) = self.store.retire(self.me.number()).await {
-            tracing::warn!(error = %e, "the others could not be told that this node is gone; they will notice");
+        } else {
+            self.me.revoke();
+            if let Err(e) = self.store.retire(self.me.number()).await {
+                tracing::warn!(error = %e, "the others could not be told that this node is gone; they will notice");
+            }
         }
         self.ended.store(true, Ordering::Release);
         self.wake.beat.notify_one();

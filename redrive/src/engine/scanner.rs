@@ -56,7 +56,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
         if shared.me.may_work() {
             let sweeping = swept.is_none_or(|s| s.elapsed() >= settings.engine.sweep_interval);
             if sweeping {
-                shared.waiting().floors.clear();
+                shared.waiting().sweep();
                 swept = Some(Stopwatch::start());
                 shared.sweep().await;
             }
@@ -163,7 +163,9 @@ impl Scanner {
     /// Which business ids have more tasks waiting in memory than they can run for a while. Scans pass over them, and the
     /// floor with it; when there is room for more of them, the floor goes back.
     async fn see_crowds(&mut self, shared: &Shared) -> Result<()> {
-        let crowds = shared.waiting().ready.crowds(CROWD);
+        // The more slices, the fewer rows a scan brings of each: one id must not fill them.
+        let crowd = CROWD.min(Self::limit(&shared.all_slices()) / 4);
+        let crowds = shared.waiting().ready.crowds(crowd);
         let still = |(lane, hash): &(Lane, u32)| crowds.iter().any(|due| (due.lane, due.business) == (*lane, *hash));
         let gone: Vec<(Lane, u32)> = self.crowds.keys().filter(|crowd| !still(crowd)).copied().collect();
         for crowd in gone {
@@ -287,15 +289,14 @@ impl Shared {
     /// Rows that bear our number and are in none of our lists: the answer to their claim, or insert, was lost for good.
     /// Looked for in all shards: one may have gone to another node since, which does not touch what a live node holds.
     async fn give_back_lost(&self, now: Timestamp) -> Result<()> {
-        if !self.waiting().direct.is_empty() {
-            return Ok(()); // what such a claim has got is not known here yet
-        }
         let shards = |lane: &Lane| {
             let lane = *lane;
             (0..SHARDS).map(move |shard| Slice { lane, shard, from: Timestamp::EPOCH })
         };
         let all: Vec<Slice> = self.lanes.all().iter().flat_map(shards).collect();
-        let since = now - self.config.lease * 2;
+        // What a claim that is under way has got is not known here yet.
+        let under_way = self.waiting().direct.iter().map(|(_, _, begun)| *begun).min();
+        let since = (now - self.config.lease * 2).min(under_way.unwrap_or(now));
         let held = self.store.held_by(&all, self.me.number(), since, 1_000).await?;
         for task in held {
             if !self.running().holds(task.id) {
@@ -325,6 +326,12 @@ impl Shared {
 }
 
 impl Waiting {
+    /// All is to be looked at from its beginning, by claims that are under way, too.
+    fn sweep(&mut self) {
+        self.floors.clear();
+        self.sweeps += 1;
+    }
+
     /// A slice from its floor on.
     pub(super) fn slice(&self, lane: Lane, shard: u8) -> Slice {
         let from = self.floors.get(&(lane, shard)).copied().unwrap_or(Timestamp::EPOCH);

@@ -22,9 +22,8 @@ use super::handler::Attempted;
 use super::signals::Signal;
 use super::{Shared, lock};
 
-/// Most rows of a flush, and most bytes of rows that move elsewhere.
+/// Most rows of a flush.
 const MOST_ROWS: usize = 2_000;
-const MOST_BYTES: usize = 4 << 20;
 /// How long what is tried by itself waits between two tries, at the most.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
@@ -73,20 +72,8 @@ impl Settler {
         let ended: Vec<_> = queue.drain(..n).collect();
         drop(queue);
         settles.extend(ended.into_iter().map(|(task, ended)| decide(task, ended, now)));
-        let most = within_bytes(&settles);
-        lock(&self.left).extend(settles.drain(most..));
         settles
     }
-}
-
-/// How many of them a flush may have: at least one.
-fn within_bytes(settles: &[Settle]) -> usize {
-    let mut bytes = 0;
-    let fits = |s: &&Settle| {
-        bytes += s.moved_bytes();
-        bytes <= MOST_BYTES
-    };
-    settles.iter().take_while(fits).count().max(1).min(settles.len())
 }
 
 pub(super) async fn run(shared: Arc<Shared>) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::clock::{Timestamp, pause};
 use crate::error::Result;
-use crate::settle::{DeadReason, Outcome};
+use crate::settle::DeadReason;
 use crate::store::{Count, KeyWalk, MethodDepth, OverdueWalk, Rotated};
 use crate::task::Lane;
 
@@ -68,8 +68,9 @@ impl Shared {
         if let Err(e) = self.store.sweep_old(&retention, &mut walks.keys, now).await {
             tracing::warn!(error = %e, "what is past its time could not be removed; trying again");
         }
-        if let Err(e) = self.end_overdue(&mut walks.overdue, now).await {
-            tracing::warn!(error = %e, "tasks whose time is up could not be ended; trying again");
+        match self.store.end_overdue(&mut walks.overdue, now).await {
+            Ok(ended) => self.tell_spent(&ended),
+            Err(e) => tracing::warn!(error = %e, "tasks whose time is up could not be ended; trying again"),
         }
         let (letters, by_reason) = self.store.count_dead().await?;
         gauges.report_dead(by_reason);
@@ -80,15 +81,6 @@ impl Shared {
         let first = depths.iter().filter_map(|depth| depth.oldest_due).min();
         let waiting = depths.iter().map(|depth| depth.depth).sum();
         Ok(Some(Seen { waiting, letters: letters.n, lag: first.map_or(Duration::ZERO, |due| now.since(due)) }))
-    }
-
-    async fn end_overdue(&self, walk: &mut OverdueWalk, now: Timestamp) -> Result<()> {
-        let claimed = self.store.end_overdue(walk, self.me.number(), now).await?;
-        self.tell_ended(&claimed);
-        for task in claimed.tasks {
-            self.settler.push(Arc::new(task), Outcome::GivenBack.into());
-        }
-        Ok(())
     }
 
     fn say(&self, rotated: &Rotated) {

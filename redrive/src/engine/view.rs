@@ -35,11 +35,11 @@ const LOOK: Duration = Duration::from_millis(300);
 /// Keeps the view.
 pub(super) async fn run(shared: Arc<Shared>) {
     let (mut last, mut is_failing) = (Stopwatch::start(), false);
-    let mut living = Vec::new();
+    let (mut living, mut is_news) = (Vec::new(), false);
     loop {
         tokio::select! {
             () = shared.registry.changed() => {}
-            () = shared.others_than(&mut living) => shared.has_lost_nodes.store(true, Ordering::Release), // or there are more
+            () = shared.others_than(&mut living) => is_news = true,
             () = pause(shared.config.beat_interval) => {}
             () = shared.stopping.cancelled() => break,
         }
@@ -48,8 +48,14 @@ pub(super) async fn run(shared: Arc<Shared>) {
             renewed = shared.renew_view() => renewed,
             () = shared.stopping.cancelled() => break,
         };
+        if is_news {
+            shared.has_lost_nodes.store(true, Ordering::Release); // or there are more; looked for in what is ours now
+        }
         match renewed {
-            Ok(()) => last = now,
+            Ok(()) => {
+                last = now;
+                is_news = false;
+            }
             Err(ref e) => shared.keep_view(last.elapsed(), is_failing, e),
         }
         is_failing = renewed.is_err();

@@ -91,9 +91,8 @@ impl GuardedTable {
     pub(super) async fn poll_until(&self, stop: &CancellationToken, retry_for: Duration) -> PollReport {
         let _one_at_a_time = self.0.polling.lock().await;
         let mut report = PollReport { service_name: self.service_name().to_owned(), ..PollReport::default() };
-        let now = self.now();
-        let lock = match self.lock(now).await {
-            Ok(Some(lock)) => lock,
+        let (lock, now) = match self.lock().await {
+            Ok(Some(locked)) => locked,
             Ok(None) => {
                 report.held_elsewhere = true;
                 return report;
@@ -124,9 +123,16 @@ impl GuardedTable {
         self.0.guard.handle_timeout.saturating_mul(3).clamp(Duration::from_secs(5), Duration::from_secs(30))
     }
 
-    async fn lock(&self, now: Timestamp) -> Result<Option<Lock>> {
+    /// The lock, if nobody else has it. Nodes go by one clock, the database's, wherever theirs have gone meanwhile: by a clock that is behind,
+    /// locks and claims would be over for the others before they are for us.
+    async fn lock(&self) -> Result<Option<(Lock, Timestamp)>> {
+        let shared = &self.0.shared;
+        if shared.keeps_clock {
+            shared.clock.sync(shared.store.now().await?);
+        }
+        let now = self.now();
         let name = crate::task::storable(&format!("guard:{}", self.service_name()), 100);
-        self.0.shared.store.lock(&name, &self.0.shared.owner, self.lock_time(), now).await
+        Ok(shared.store.lock(&name, &shared.owner, self.lock_time(), now).await?.map(|lock| (lock, now)))
     }
 
     /// Changes all rows of a scan, a batch at a time; how many that were.
@@ -285,12 +291,11 @@ impl Poll<'_> {
 
     /// Keeps the lock; `false` if another node has it.
     async fn renew(&mut self) -> Result<bool> {
-        let now = self.table.now();
-        if now.since(self.renewed_at) < self.table.lock_time() / 4 {
+        if self.table.now().since(self.renewed_at) < self.table.lock_time() / 4 {
             return Ok(true);
         }
-        match self.table.lock(now).await? {
-            Some(lock) if lock.term == self.lock.term => {
+        match self.table.lock().await? {
+            Some((lock, now)) if lock.term == self.lock.term => {
                 (self.lock, self.renewed_at) = (lock, now);
                 Ok(true)
             }

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::duration;
 use crate::error::Problems;
+use crate::guard::{Guard, RowValue};
 
 use super::{DatabaseUrl, TargetSettings, join};
 
@@ -177,6 +178,29 @@ impl GuardedTableSettings {
         self.service_name.as_deref().unwrap_or(section)
     }
 
+    /// The guard that it describes.
+    pub fn guard(&self, section: &str) -> Guard {
+        let guard = Guard::table(&self.table)
+            .service_name(self.service_name(section))
+            .id_field(&self.id_field)
+            .status_field(&self.status_field)
+            .success_value(row_value(&self.success_value))
+            .fail_value(row_value(&self.fail_value))
+            .min_interval(self.min_interval)
+            .timeout(self.timeout)
+            .max_retry_count(self.max_retry_count)
+            .manual_remind_interval(self.manual_remind_interval)
+            .handle_timeout(self.handle_timeout)
+            .concurrency(self.concurrency)
+            .add_columns(self.add_columns)
+            .create_index(self.create_index)
+            .comments(&self.comments);
+        match &self.user_field {
+            Some(field) => guard.user_field(field),
+            None => guard,
+        }
+    }
+
     /// What can be said without the database; the rest is said when it is opened.
     pub(super) fn check(&self, name: &str, targets: &BTreeMap<String, TargetSettings>, all: &mut Problems) {
         let path = join("guards", name);
@@ -190,7 +214,6 @@ impl GuardedTableSettings {
         let given = |value: &Value| matches!(value, Value::String(_)) || value.as_i64().is_some();
         p.require(given(&self.success_value), "success_value", || "must be a text or a whole number".into());
         p.require(given(&self.fail_value), "fail_value", || "must be a text or a whole number".into());
-        p.require(!self.table.is_empty(), "table", || "must be given".into());
         p.require(!self.check_url.is_empty(), "check_url", || "must be given".into());
         p.require(!self.handle_url.is_empty(), "handle_url", || "must be given".into());
         if let Some(target) = &self.target {
@@ -199,15 +222,16 @@ impl GuardedTableSettings {
         if let Some(Err(why)) = self.check_condition.as_deref().map(crate::condition::check) {
             p.add("check_condition", why);
         }
-        for (name, time) in [
-            ("min_interval", self.min_interval),
-            ("timeout", self.timeout),
-            ("manual_remind_interval", self.manual_remind_interval),
-            ("handle_timeout", self.handle_timeout),
-        ] {
-            duration::check(time, name, &mut p);
-        }
         all.nest(&path, p);
+        all.nest(&path, self.guard(name).problems());
+    }
+}
+
+/// A text or a whole number.
+fn row_value(json: &Value) -> RowValue {
+    match json.as_i64() {
+        Some(n) => n.into(),
+        None => json.as_str().map_or_else(|| json.to_string(), str::to_owned).into(),
     }
 }
 
@@ -267,6 +291,12 @@ mod tests {
             "check_url",
         ] {
             assert!(e.contains(part), "{part} in {e}");
+        }
+        let e = read("min_interval = '1500ms'\nmax_retry_count = 0\nconcurrency = 0\nid_field = 'a;b'", &[])
+            .unwrap_err()
+            .to_string();
+        for part in ["min_interval", "max_retry_count", "concurrency", "id_field"] {
+            assert!(e.contains(&format!("guards.bills.{part}")), "{part} in {e}");
         }
         let e = read("tabel = 'x'", &[]).unwrap_err().to_string();
         assert!(e.contains("tabel"), "{e}");

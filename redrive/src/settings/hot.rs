@@ -43,6 +43,9 @@ impl Settings {
             ["engine", field] if !engine_fields().iter().any(|known| known == field) => {
                 return Err(Error::invalid(path, unknown(field, &engine_fields())));
             }
+            ["methods", _, "gate"] => {
+                return Err(Error::invalid(path, "holds from the next start: set it in the file"));
+            }
             ["methods", method, field] => {
                 let before = new.methods.remove(*method).unwrap_or_default();
                 new.methods.insert((*method).to_owned(), with(path, &before, field, value)?);

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::id::{IdMap, TaskId};
-use crate::settle::{give_up, spent};
+use crate::settle::spent;
 use crate::task::{Lane, NodeNumber, Task, business_hash};
 
 use super::Store;
@@ -27,7 +27,6 @@ use super::layout::Table;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{ALIKE, Listed, SAME, alike, joined, narrow};
-use super::settle::Settle;
 
 /// A part of the scan index: one lane in one shard, from a time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,8 +110,9 @@ impl Store {
         until: Timestamp,
         limit: u32,
     ) -> Result<Vec<Due>> {
+        let columns = "t.id, t.version, t.next_retry_time, t.priority, t.lane, t.business_id";
         retrying!(self.pools(), Use::Read, Scope::Statement, "scanning for due tasks", |c, _| {
-            let rows = read_slices(c, table, slices, DUE_COLUMNS, wanted, until, limit).await?;
+            let rows = read_slices(c, table, slices, columns, wanted, until, limit).await?;
             rows.iter().map(read_due).collect()
         })
     }
@@ -187,19 +187,14 @@ impl Store {
     }
 
     async fn without_spent(&self, rows: Vec<Task>, now: Timestamp) -> Result<Claimed> {
-        let (mut spent, tasks): (Vec<_>, Vec<_>) = rows.into_iter().partition(|task| spent(task, now).is_some());
-        if let Err(e) = self.expire(&spent, now).await {
+        let (spent, tasks): (Vec<_>, Vec<_>) = rows.into_iter().partition(|task| spent(task, now).is_some());
+        let n = spent.len();
+        let spent = self.expire(spent, now).await.unwrap_or_else(|e| {
             // The others are ours and run. These are ours, too, until the sweep gives them back.
-            tracing::error!(error = %e, tasks = spent.len(), "tasks whose time is up could not be ended; trying again later");
-            spent.clear();
-        }
+            tracing::error!(error = %e, tasks = n, "tasks whose time is up could not be ended; trying again later");
+            Vec::new()
+        });
         Ok(Claimed { tasks, spent })
-    }
-
-    async fn expire(&self, tasks: &[Task], now: Timestamp) -> Result<()> {
-        let ends = tasks.iter().filter_map(|task| Some(Settle::new(task.clone(), give_up(task, spent(task, now)?))));
-        let ends: Vec<_> = ends.collect();
-        if ends.is_empty() { Ok(()) } else { self.settle(&ends, now).await.map(|_| ()) }
     }
 }
 
@@ -221,10 +216,7 @@ fn with_room(slices: &[Slice], claimed: &[Task], limit: u32) -> Vec<(Slice, u32)
     slices.iter().map(|s| (*s, room(s))).filter(|(_, room)| *room > 0).collect()
 }
 
-/// What is read of a task that is to be claimed, in the order of [`read_due`].
-pub(super) const DUE_COLUMNS: &str = "t.id, t.version, t.next_retry_time, t.priority, t.lane, t.business_id";
-
-pub(super) fn read_due(row: &Row) -> sqlx::Result<Due> {
+fn read_due(row: &Row) -> sqlx::Result<Due> {
     let mut c = row.columns();
     Ok(Due {
         id: TaskId::from_i64(c.int()?),
@@ -379,7 +371,7 @@ impl ClaimDue<'_> {
             // What an earlier try got has the same moment; so has what this one got.
             let which = "x.status = 1 AND x.locked_by = ? AND x.locked_at = ?";
             let wanted = Wanted::AtHead(which, vec![self.node.into(), self.moment.into()]);
-            tasks = super::settle::read_running(c, self.table, self.slices, &wanted, HEAD).await?;
+            tasks = super::settle::read_running(c, self.table, self.slices, &wanted, Timestamp::MAX, HEAD).await?;
             // What was written as running at that moment is ours as well, and runs already: it was never claimed.
             let is_claimed = |task: &Task| (task.locked_by, task.locked_at) == (Some(self.node), Some(self.moment));
             tasks.retain(|task| is_claimed(task) && task.version > 0);

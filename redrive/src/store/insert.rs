@@ -30,6 +30,9 @@ use super::retry::{Scope, retrying};
 use super::row::{insert_rows, needed_columns, unnest, unnest_tasks};
 use super::turn::{self, TAKE_TURN, Turn};
 
+/// How often tasks of a batch are given new ids, before it is said that they cannot be written.
+const MOST_RENAMES: u32 = 32;
+
 /// The answer to an enqueue: durable, under this id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Enqueued {
@@ -173,7 +176,7 @@ impl Store {
         now: Timestamp,
     ) -> Vec<(Prepared, Result<Enqueued>)> {
         let mut batch = Batch::new(asked);
-        let (mut open, mut waiting) = (vec![batch.order()], Vec::new());
+        let (mut open, mut waiting, mut renamed) = (vec![batch.order()], Vec::new(), 0);
         while let Some(part) = open.pop() {
             let written = self.insert_part(Use::Insert, &mut batch, &part, now).await;
             let e = match self.learn_from(written).await {
@@ -188,7 +191,8 @@ impl Store {
             match e.fault() {
                 // Another maker with our slot was quicker with one of the ids: give them new ones.
                 // Or a table of theirs is past its time: they had better be new.
-                Some(Fault::Unique | Fault::NoTable) => {
+                Some(Fault::Unique | Fault::NoTable) if renamed < MOST_RENAMES => {
+                    renamed += 1;
                     batch.rename(&part, self.ids(), now);
                     open.push(part);
                 }

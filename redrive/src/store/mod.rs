@@ -228,6 +228,11 @@ impl Store {
         self.pools().close().await;
     }
 
+    /// How long it is tried when the database fails for a passing reason.
+    pub(crate) fn retry_for(&self) -> std::time::Duration {
+        self.pools().options().retry_for
+    }
+
     pub(crate) fn pools(&self) -> &Pools {
         &self.0.pools
     }

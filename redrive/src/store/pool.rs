@@ -23,7 +23,7 @@ use super::connect::{insert_share, is_memory};
 use super::db::{Connection, Dialect, Tx, database_error, each, fault};
 use super::faults::{Fault as Planned, Faults, lost};
 use super::layout::Layout;
-use super::retry::{Lease, Scope, Tries};
+use super::retry::{LONGEST_TRY, Lease, Scope, Tries, within};
 use super::url::Url;
 
 /// Connections to a database that is not ours: its own users need them more.
@@ -73,6 +73,8 @@ pub(crate) enum Use {
     Write,
     /// A write that must not wait for a lock.
     Insert,
+    /// A change of tables, which may take long.
+    Schema,
 }
 
 #[derive(Debug)]
@@ -130,7 +132,7 @@ impl<DB: sqlx::Database> Pair<DB> {
         let first = match wanted {
             Use::Insert => true,
             Use::Read => false,
-            Use::Write => DB::NAME == "SQLite",
+            Use::Write | Use::Schema => DB::NAME == "SQLite",
         };
         if first { &self.first } else { &self.rest }
     }
@@ -338,9 +340,15 @@ impl Pools {
         if scope == Scope::Transaction {
             lease.in_transaction = true;
             let begin = if self.dialect() == Dialect::Sqlite { "BEGIN IMMEDIATE" } else { "START TRANSACTION" };
-            if let Err(e) = lease.connection()?.script(begin.into()).await {
-                lease.in_transaction = false;
-                return self.give_back(lease, wanted, Err(e)).await;
+            let begun =
+                within(self.longest_try(wanted), async { lease.connection()?.script(begin.into()).await }).await;
+            match begun {
+                None => return Err(lease.give_up()),
+                Some(Err(e)) => {
+                    lease.in_transaction = false;
+                    return self.give_back(lease, wanted, Err(e)).await;
+                }
+                Some(Ok(())) => {}
             }
         }
         Ok(lease)
@@ -348,9 +356,9 @@ impl Pools {
 
     /// Ends what was done on a connection, and keeps it for the next.
     pub(crate) async fn give_back<T>(&self, mut lease: Lease, wanted: Use, result: sqlx::Result<T>) -> sqlx::Result<T> {
-        let result = match lease.fault {
-            Some(Planned::Disconnect) => lease.end(Err(lost())).await,
-            _ => lease.end(result).await,
+        let result = if lease.fault == Some(Planned::Disconnect) { Err(lost()) } else { result };
+        let Some(result) = within(self.longest_try(wanted), lease.end(result)).await else {
+            return Err(lease.give_up());
         };
         if lease.in_transaction {
             return result; // dropping it discards it
@@ -371,6 +379,12 @@ impl Pools {
         let connections = if first { insert_share(&self.options) } else { self.options.max_connections / 2 };
         let may = self.dialect() != Dialect::Sqlite && connections > 1;
         may.then_some(if first { &self.kept_first } else { &self.kept_rest })
+    }
+
+    /// How long a try may take. Changes of tables may take long, others' tables are as slow as they are, and SQLite is not behind a network.
+    pub(crate) fn longest_try(&self, wanted: Use) -> Option<Duration> {
+        let any_time = wanted == Use::Schema || self.business.is_some() || self.dialect() == Dialect::Sqlite;
+        (!any_time).then_some(LONGEST_TRY)
     }
 
     pub(crate) fn tries(&self, wanted: Use) -> Tries {

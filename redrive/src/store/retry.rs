@@ -18,6 +18,20 @@ pub(crate) enum Scope {
     Transaction,
 }
 
+/// How long one try may take. Then its connection is taken for lost: a network that drops packets says nothing either. What was asked for may still
+/// happen, as after any lost answer.
+pub(crate) const LONGEST_TRY: Duration = Duration::from_secs(60);
+/// How long a connection has to show that it can be used again.
+const LONGEST_ROLLBACK: Duration = Duration::from_secs(5);
+
+/// Waits for this long at the most; `None`: it took longer.
+pub(crate) async fn within<T>(limit: Option<Duration>, work: impl Future<Output = T>) -> Option<T> {
+    match limit {
+        None => Some(work.await),
+        Some(limit) => tokio::time::timeout(limit, work).await.ok(),
+    }
+}
+
 /// A connection for one try of an operation.
 pub(crate) struct Lease {
     /// `None` only when it has been given back.
@@ -30,6 +44,14 @@ pub(crate) struct Lease {
 impl Lease {
     pub(crate) fn connection(&mut self) -> sqlx::Result<Connection<'_>> {
         self.pooled.as_mut().map(Pooled::connection).ok_or(sqlx::Error::PoolClosed)
+    }
+
+    /// It does not answer any more: nobody is to use it again.
+    pub(crate) fn give_up(&mut self) -> sqlx::Error {
+        self.in_transaction = false;
+        self.pooled.take().into_iter().for_each(Pooled::discard);
+        let why = format!("the database has not answered for {} s", LONGEST_TRY.as_secs());
+        sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, why))
     }
 
     /// Commits what succeeded, rolls back what failed.
@@ -55,15 +77,19 @@ impl Lease {
 }
 
 impl Drop for Lease {
-    /// Whoever waited for it is gone in the middle of a transaction: it is rolled back, and only then may others use the
-    /// connection. (To a database in memory there is no other.)
+    /// Whoever waited for it is gone in the middle of it: it is rolled back, and only then may others use the connection, if it still answers. (To a
+    /// database in memory there is no other.)
     fn drop(&mut self) {
-        let (Some(mut pooled), true) = (self.pooled.take(), self.in_transaction) else { return };
+        let Some(mut pooled) = self.pooled.take() else { return };
+        if !self.in_transaction && pooled.connection().dialect() == Dialect::Sqlite {
+            return; // there is nothing to be rolled back, and nothing between it and us that could fail
+        }
         match tokio::runtime::Handle::try_current() {
             Err(_) => pooled.discard(),
             Ok(runtime) => {
                 runtime.spawn(async move {
-                    if !is_rolled_back(&mut pooled.connection()).await {
+                    let rolled_back = async { is_rolled_back(&mut pooled.connection()).await };
+                    if within(Some(LONGEST_ROLLBACK), rolled_back).await != Some(true) {
                         pooled.discard();
                     }
                 });
@@ -102,14 +128,17 @@ macro_rules! retrying {
             let result = match pools.lease(wanted, $scope).await {
                 Err(e) => Err(e),
                 Ok(mut lease) => {
-                    let result: sqlx::Result<_> = match lease.connection() {
-                        Err(e) => Err(e),
+                    let result: Option<sqlx::Result<_>> = match lease.connection() {
+                        Err(e) => Some(Err(e)),
                         Ok(mut connection) => {
                             let $c = &mut connection;
-                            async { $body }.await
+                            $crate::store::retry::within(pools.longest_try(wanted), async { $body }).await
                         }
                     };
-                    pools.give_back(lease, wanted, result).await
+                    match result {
+                        Some(result) => pools.give_back(lease, wanted, result).await,
+                        None => Err(lease.give_up()),
+                    }
                 }
             };
             if let Some(result) = pools.passing(result, $doing.as_ref(), &mut tries).await {

@@ -36,7 +36,7 @@ pub(super) async fn migrate(pools: &Pools) -> Result<()> {
     if check(pools, &doing).await? == Some(VERSION) {
         return Ok(());
     }
-    retrying!(pools, Use::Write, scope(pools.dialect()), &doing, |c, _| {
+    retrying!(pools, Use::Schema, scope(pools.dialect()), &doing, |c, _| {
         lock(c).await?;
         let done = upgrade(c).await;
         unlock(c, done).await

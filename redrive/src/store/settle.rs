@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::callback::{ENVELOPE, callback, without_large};
 use crate::clock::Timestamp;
@@ -75,12 +76,43 @@ impl Settle {
         self.change.to == To::Done && self.keep.is_none() && self.follow_ups.is_empty()
     }
 
-    /// How much of it is written elsewhere, about.
-    pub(crate) fn moved_bytes(&self) -> usize {
-        let moves = self.change.to.is_final() && !self.only_goes();
-        let follow_ups: usize = self.follow_ups.iter().map(|new| new.params.len()).sum();
-        if moves { self.task.params.len() + follow_ups } else { 0 }
+    /// How much of it is sent to the database, about.
+    fn bytes(&self) -> usize {
+        let history: usize = self.task.history.iter().map(|past| past.message.len() + 100).sum();
+        let failure = self.change.failure.as_ref().map_or(0, |failure| failure.message.len());
+        let moved = match self.change.to.is_final() {
+            true if self.only_goes() => return 50,
+            true => self.task.params.len() + self.keep.as_ref().map_or(0, Kept::bytes),
+            false => 0,
+        };
+        let follow_ups: usize = self.follow_ups.iter().map(|new| new.params.len() + 500).sum();
+        history + failure + moved + follow_ups + 500
     }
+}
+
+impl Kept {
+    fn bytes(&self) -> usize {
+        self.result.as_ref().map_or(0, String::len)
+    }
+}
+
+/// Most bytes of a statement, about: servers refuse what is too large by closing the connection, and that looks like one that is away.
+const MOST_BYTES: usize = 4 << 20;
+
+/// Parts that are not too large, at least one settle each.
+fn within_bytes<'s, 't>(settles: &'t [&'s Settle]) -> impl Iterator<Item = &'t [&'s Settle]> {
+    let mut rest = settles;
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |s: &&&Settle| {
+            bytes += s.bytes();
+            bytes <= MOST_BYTES
+        };
+        let n = rest.iter().take_while(fits).count().max(1).min(rest.len());
+        let (part, more) = rest.split_at(n);
+        rest = more;
+        (!part.is_empty()).then_some(part)
+    })
 }
 
 /// What a settle did.
@@ -91,6 +123,9 @@ pub enum Settled {
     /// The task was not ours any more; nothing was written.
     Lost,
 }
+
+/// How far ahead of the time tasks may be claimed, and clocks differ, and more.
+const AHEAD: Duration = Duration::from_secs(60);
 
 /// The condition on `x` for a running task whose node is not alive.
 pub(super) const ORPHANED: &str =
@@ -123,13 +158,15 @@ impl Store {
     /// Takes back what nodes held in these slices that are not alive any more: waiting again, or dead if it crashed too
     /// often. Gives the tasks as they were, and where they went. What lies behind many that wait is not found.
     pub async fn rescue(&self, slices: &[Slice], now: Timestamp, limit: u32) -> Result<Vec<(Arc<Task>, To)>> {
-        let orphans = self.running(slices, Wanted::AtHead(ORPHANED, Vec::new()), limit).await?;
+        let orphans = self.running(slices, Wanted::AtHead(ORPHANED, Vec::new()), Timestamp::MAX, limit).await?;
         self.take_back(orphans, now).await
     }
 
     /// The same however many wait before them: all that is due is read.
     pub async fn rescue_all(&self, slices: &[Slice], now: Timestamp, limit: u32) -> Result<Vec<(Arc<Task>, To)>> {
-        let orphans = self.running(slices, Wanted::Anywhere(ORPHANED), limit).await?;
+        // What runs was due when it was claimed; timers that wait are not looked through.
+        let until = now + AHEAD;
+        let orphans = self.running(slices, Wanted::Anywhere(ORPHANED), until, limit).await?;
         self.take_back(orphans, now).await
     }
 
@@ -161,7 +198,8 @@ impl Store {
     /// What a node holds in these slices and has held since before `since`.
     pub async fn held_by(&self, slices: &[Slice], node: NodeNumber, since: Timestamp, limit: u32) -> Result<Vec<Task>> {
         let which = "x.status = 1 AND x.locked_by = ? AND x.locked_at < ?";
-        let mut held = self.running(slices, Wanted::AtHead(which, vec![node.into(), since.into()]), limit).await?;
+        let mut held =
+            self.running(slices, Wanted::AtHead(which, vec![node.into(), since.into()]), Timestamp::MAX, limit).await?;
         held.retain(|task| task.locked_by == Some(node)); // it may have gone to another since
         Ok(held)
     }
@@ -169,15 +207,15 @@ impl Store {
     /// What other nodes hold in these slices.
     pub async fn held_by_others(&self, slices: &[Slice], node: NodeNumber, limit: u32) -> Result<Vec<Task>> {
         let which = "x.status = 1 AND x.locked_by <> ?";
-        self.running(slices, Wanted::AtHead(which, vec![node.into()]), limit).await
+        self.running(slices, Wanted::AtHead(which, vec![node.into()]), Timestamp::MAX, limit).await
     }
 
-    async fn running(&self, slices: &[Slice], wanted: Wanted, limit: u32) -> Result<Vec<Task>> {
+    async fn running(&self, slices: &[Slice], wanted: Wanted, until: Timestamp, limit: u32) -> Result<Vec<Task>> {
         let mut found = Vec::new();
         for (table, slices) in self.tables().reading(slices) {
             let running =
                 retrying!(self.pools(), Use::Read, Scope::Statement, "looking for running tasks", |c, _| read_running(
-                    c, table, &slices, &wanted, limit
+                    c, table, &slices, &wanted, until, limit
                 )
                 .await);
             found.extend(self.learn_from(running).await?);
@@ -191,7 +229,9 @@ impl Store {
         let tables = self.tables_for(&ids).await?;
         let mut went = IdMap::default();
         for (table, settles) in tables.sort(settles.iter().copied(), |s| s.task.id) {
-            went.extend(self.settle_in(Held { table, by: hold }, &settles, now).await?);
+            for part in within_bytes(&settles) {
+                went.extend(self.settle_in(Held { table, by: hold }, part, now).await?);
+            }
         }
         Ok(went)
     }
@@ -340,9 +380,10 @@ pub(super) async fn read_running(
     table: Table,
     slices: &[Slice],
     wanted: &Wanted,
+    until: Timestamp,
     limit: u32,
 ) -> sqlx::Result<Vec<Task>> {
-    let found = read_slices(c, table, slices, "t.id", wanted, Timestamp::MAX, limit).await?;
+    let found = read_slices(c, table, slices, "t.id", wanted, until, limit).await?;
     if found.is_empty() {
         return Ok(Vec::new());
     }
@@ -358,5 +399,24 @@ fn describe(verb: &str, settles: &[&Settle]) -> String {
         [one] => format!("{verb} task {}", one.task.id),
         [first, rest @ ..] => format!("{verb} task {} and {} more", first.task.id, rest.len()),
         [] => verb.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_statement_is_not_larger_than_servers_take() {
+        let new = NewTask::new("pay", &"x".repeat(1 << 20)).unwrap();
+        let ids = crate::id::IdMaker::new(0, Arc::default());
+        let maker = Maker { ids: &ids, max_params: 2 << 20, keyring: None };
+        let task = Arc::new(new.into_task(&maker, Timestamp::EPOCH).unwrap());
+        let dead = Settle::new(task.clone(), crate::settle::give_up(&task, crate::settle::DeadReason::Expired));
+        let done = Settle::new(task.clone(), task.unchanged(To::Done));
+        let parts = |settles: &[&Settle]| within_bytes(settles).map(<[_]>::len).collect::<Vec<_>>();
+        assert_eq!(parts(&[&dead; 8]), [3, 3, 2]);
+        assert_eq!(parts(&[&done; 8]), [8], "what just goes is not sent");
+        assert!(parts(&[]).is_empty());
     }
 }

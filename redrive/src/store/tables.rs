@@ -174,7 +174,7 @@ impl Store {
     }
 
     async fn change_tables(&self, doing: &str, tables: &[Table], read: bool, now: Timestamp) -> Result<Vec<String>> {
-        retrying!(self.pools(), Use::Write, schema::scope(self.dialect()), doing, |c, _| {
+        retrying!(self.pools(), Use::Schema, schema::scope(self.dialect()), doing, |c, _| {
             schema::lock(c).await?;
             let made = make(c, tables, read, now).await;
             schema::unlock(c, made).await
@@ -198,7 +198,7 @@ impl Store {
         let this = Month::of(now);
         let wanted: Vec<Table> = tables_of(this, tables).chain(tables_of(this.plus(1), tables)).collect();
         let doing = "announcing monthly tables";
-        retrying!(self.pools(), Use::Write, schema::scope(self.dialect()), doing, |c, _| {
+        retrying!(self.pools(), Use::Schema, schema::scope(self.dialect()), doing, |c, _| {
             schema::lock(c).await?;
             let done = announce(c, tables, this, &wanted, now).await;
             schema::unlock(c, done).await
@@ -271,7 +271,7 @@ impl Store {
     }
 
     async fn make_archive(&self, month: Month, now: Timestamp) -> Result<Option<String>> {
-        retrying!(self.pools(), Use::Write, schema::scope(self.dialect()), "making an archive", |c, _| {
+        retrying!(self.pools(), Use::Schema, schema::scope(self.dialect()), "making an archive", |c, _| {
             schema::lock(c).await?;
             let made = make_archive(c, month, now).await;
             schema::unlock(c, made).await

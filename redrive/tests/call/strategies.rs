@@ -29,6 +29,7 @@ stores!(
     an_answer_that_is_lost_makes_one_task,
     a_success_whose_callback_cannot_be_written_is_not_called_a_failure,
     a_try_under_always_is_cut_off_when_the_node_gives_its_task_back,
+    a_call_under_always_is_left_to_others_while_the_node_stops,
 );
 
 async fn source_2_retry_only_writes_the_first_failure_that_needs_a_retry(db: Db) {
@@ -248,6 +249,21 @@ async fn a_success_whose_callback_cannot_be_written_is_not_called_a_failure(db: 
     assert!(called.unwrap_err().to_string().contains("it succeeded"));
     faults.set_down(false);
     shop.close().await;
+}
+
+async fn a_call_under_always_is_left_to_others_while_the_node_stops(db: Db) {
+    let mut shop = Shop::open(&db, [Answer::Hang]).await;
+    let redrive = shop.redrive.clone();
+    let calling = tokio::spawn(async move { redrive.call(pay(1).persist(Persist::Always)).await });
+    shop.next_try().await;
+    let redrive = shop.redrive.clone();
+    let stopping = tokio::spawn(async move { redrive.stop().await });
+    while !db.store.nodes().await.unwrap().iter().any(|node| node.leaving) {}
+    let id = deferred(shop.redrive.call(pay(2).persist(Persist::Always)).await);
+    let task = db.store.get(id).await.unwrap().unwrap();
+    assert_eq!((task.status, task.attempts, task.locked_by), (Status::Pending, 0, None), "it waits for another node");
+    stopping.await.unwrap();
+    calling.await.unwrap().unwrap_err();
 }
 
 async fn a_try_under_always_is_cut_off_when_the_node_gives_its_task_back(db: Db) {
