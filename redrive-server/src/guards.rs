@@ -119,13 +119,7 @@ impl GuardHandler for HttpHandler {
 
     async fn check_status(&self, id: &RowId) -> Result<bool, BoxError> {
         let answer = self.call(&self.settings.check_url, id).await?;
-        let is_well = match &self.settings.check_condition {
-            Some(cel) => meets(cel, &answer),
-            None => answer.is_success() && word(&answer.body_value()) == Some(true),
-        };
-        // A service that could not look has not said no. With a condition a 404 may say it; without one only a 2xx can.
-        let is_no = answer.is_success() || (self.settings.check_condition.is_some() && !answer.is_passing());
-        if is_well || is_no { Ok(is_well) } else { Err(answer.said().into()) }
+        is_well(self.settings.check_condition.as_deref(), &answer).ok_or_else(|| answer.said().into())
     }
 
     async fn handle(&self, id: &RowId) -> Result<bool, BoxError> {
@@ -151,6 +145,16 @@ impl GuardHandler for HttpHandler {
     }
 }
 
+/// Whether a check says that all is well; `None`: it says nothing, as whoever could not look has not said no. With a condition a 404 may say no,
+/// without one only a 2xx can.
+fn is_well(condition: Option<&str>, answer: &Answer) -> Option<bool> {
+    let (is_well, is_word) = match condition {
+        Some(cel) => (meets(cel, answer), !answer.is_passing()),
+        None => (answer.is_success() && word(&answer.body_value()) == Some(true), answer.is_success()),
+    };
+    (is_well || is_word).then_some(is_well)
+}
+
 fn meets(cel: &str, answer: &Answer) -> bool {
     let (status, headers) = (json!(answer.status), json!(answer.headers));
     condition::holds(cel, &[("status", &status), ("headers", &headers), ("body", &answer.body_value())])
@@ -164,6 +168,26 @@ fn word(body: &Value) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_check_that_could_not_look_has_not_said_no() {
+        let answer = |status, body: &str| Answer { status, body: Some(body.into()), ..Answer::default() };
+        let paid = Some("status == 200 && body.paid == true");
+        for (condition, status, body, said) in [
+            (paid, 200, r#"{"paid": true}"#, Some(true)),
+            (paid, 200, r#"{"paid": false}"#, Some(false)),
+            (paid, 404, "", Some(false)),
+            (paid, 503, "", None),
+            (paid, 429, "", None),
+            (Some("status == 503"), 503, "", Some(true)),
+            (None, 200, "true", Some(true)),
+            (None, 200, "false", Some(false)),
+            (None, 404, "", None),
+            (None, 503, "true", None),
+        ] {
+            assert_eq!(is_well(condition, &answer(status, body)), said, "{condition:?} {status} {body}");
+        }
+    }
 
     #[test]
     fn a_word_is_found_where_services_put_it() {

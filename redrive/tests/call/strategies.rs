@@ -259,7 +259,8 @@ async fn a_call_under_always_is_left_to_others_while_the_node_stops(db: Db) {
     let redrive = shop.redrive.clone();
     let stopping = tokio::spawn(async move { redrive.stop().await });
     while !db.store.nodes().await.unwrap().iter().any(|node| node.leaving) {}
-    let id = deferred(shop.redrive.call(pay(2).persist(Persist::Always)).await);
+    let called = shop.redrive.call(pay(2).persist(Persist::Always)).await;
+    let Err(CallError::Deferred { task_id: id, existed: false, cause: None }) = called else { panic!("{called:?}") };
     let task = db.store.get(id).await.unwrap().unwrap();
     assert_eq!((task.status, task.attempts, task.locked_by), (Status::Pending, 0, None), "it waits for another node");
     stopping.await.unwrap();
