@@ -5,6 +5,7 @@
 //! and do not change from version to version.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -128,6 +129,8 @@ pub enum OnCrash {
     Dead,
 }
 
+/// How methods of redrive's own begin.
+const OWN: &str = "redrive.";
 const DEFAULT_ATTEMPTS: Option<u32> = Some(16);
 const DEFAULT_CRASHES: u32 = 3;
 /// More attempts than this are a mistake; use `None` for "until it succeeds".
@@ -191,6 +194,17 @@ impl Policy {
             None => {}
         }
         problems.into_result()
+    }
+
+    /// This policy in the place of another, as a person wants it. A task whose end redrive itself waits for, as a saga does for its
+    /// steps, still tells it: without that the saga would wait for ever.
+    pub(crate) fn in_place_of(self: &Arc<Self>, before: &Self) -> Arc<Self> {
+        match before.on_final_failure.as_deref() {
+            Some(method) if method.starts_with(OWN) && self.on_final_failure != before.on_final_failure => {
+                Arc::new(Self { on_final_failure: before.on_final_failure.clone(), ..(**self).clone() })
+            }
+            _ => self.clone(),
+        }
     }
 
     /// The class of an error under this policy's lists.
@@ -423,6 +437,17 @@ mod tests {
             assert!(said.contains(&format!("{field}:")), "{field} is missing in: {said}");
         }
         Policy::default().validate().unwrap();
+    }
+
+    #[test]
+    fn a_callback_of_redrives_own_outlives_the_policy_that_it_came_with() {
+        let calling = |method: &'static str| Policy { on_final_failure: Some(method.into()), ..Policy::default() };
+        let after = |new: &Arc<Policy>, before: &Policy| new.in_place_of(before).on_final_failure.clone();
+        let (plain, mine) = (Arc::new(Policy::default()), Arc::new(calling("mine")));
+        assert_eq!(after(&plain, &calling("redrive.saga.ended")).as_deref(), Some("redrive.saga.ended"));
+        assert_eq!(after(&mine, &calling("redrive.saga.ended")).as_deref(), Some("redrive.saga.ended"));
+        assert_eq!(after(&plain, &calling("mine")), None, "a person's own is a person's to take away");
+        assert!(Arc::ptr_eq(&plain.in_place_of(&Policy::default()), &plain));
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! What people do about sagas.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redrive::saga::{Definition, OnUndoFailure, SagaState, StepDef, UndoKind, With};
-use redrive::store::AuditFilter;
-use redrive::{Backoff, Policy, TaskId};
+use redrive::store::{AuditFilter, TaskFilter};
+use redrive::{Backoff, OnExhausted, Policy, TaskId};
 use serde_json::json;
 
 use crate::harness::{Db, Kind, Raw, stores};
@@ -26,6 +27,7 @@ stores!(
     a_pivot_that_is_under_way_decides_what_becomes_of_a_cancelled_saga,
     no_id_ends_with_a_space,
     a_saga_that_somebody_holds_holds_up_no_other,
+    a_step_under_another_policy_still_tells_its_saga,
 );
 
 /// What the audit says was done, the oldest first.
@@ -294,5 +296,28 @@ async fn a_saga_that_somebody_holds_holds_up_no_other(db: Db) {
     raw.commit().await;
     edited.await.unwrap().unwrap();
     assert_eq!(settled(&engine, "held").await, SagaState::Succeeded);
+    engine.stop().await;
+}
+
+async fn a_step_under_another_policy_still_tells_its_saga(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let once = Arc::new(Policy { max_attempts: Some(1), on_exhausted: OnExhausted::Drop, ..quick() });
+    let mut definition = trip();
+    definition.steps[2].policy = Some(Policy { backoff: Backoff::fixed(Duration::from_secs(3600)), ..quick() });
+    world.will("car", [Say::Fail]).will("flight/undo", [Say::Refuse, Say::Fail]);
+    engine.sagas().start_with(definition, "t", json!(1)).await.unwrap();
+    world.until_seen("car", 1).await;
+    let tasks = engine.store().list(&TaskFilter::default(), 10).await.unwrap();
+    let car = tasks.iter().find(|task| task.params.contains("\"car\"")).unwrap();
+    while engine.store().get(car.id).await.unwrap().unwrap().attempts == 0 {} // its failure is just being written
+    engine.edit_policy(car.id, &once, Some("ada")).await.unwrap();
+    engine.retry_now(car.id, Some("ada")).await.unwrap();
+    assert_eq!(settled(&engine, "t").await, SagaState::Stuck, "it was given up, and the way back began");
+    let letters = until_letter(&db).await;
+    engine.store().redrive(&letters, Some(once), "ada", engine.store().now().await.unwrap()).await.unwrap();
+    engine.wake();
+    world.until_seen("flight/undo", 2).await;
+    assert_eq!(settled(&engine, "t").await, SagaState::Stuck, "and so does a letter that is brought back");
     engine.stop().await;
 }
