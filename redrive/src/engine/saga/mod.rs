@@ -27,9 +27,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::call_error::UNMET;
 use crate::callback::FinalFailure;
 use crate::classify::{Class, Failure, Kind};
 use crate::clock::Timestamp;
+use crate::condition;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::new_task::NewTask;
@@ -210,14 +212,13 @@ async fn attempt(
     };
     let (id, work) = (params.saga, params.work);
     let cx = StepCx { context, saga, id, work };
-    let ended = match runner.run(&cx).await {
-        Ok(output) => fits(store, &output).map(|()| output),
-        Err(e) => Err(e),
-    };
+    let ended = runner.run(&cx).await.and_then(|output| accepted(store, task, cx.op(), output));
     let event = match ended {
         Ok(output) => Event::Done { work: cx.work.clone(), output, by: None },
         Err(StepError::Ongoing(time)) => return Outcome::Snooze(time).into(),
-        Err(StepError::Failed(failure)) if task.policy.classify(&failure.kind) == Class::Retry => {
+        Err(StepError::Failed(failure))
+            if failure.kind == Kind::UNMET || task.policy.classify(&failure.kind) == Class::Retry =>
+        {
             return Outcome::Failed(Failure { class: Class::Retry, ..failure }).into();
         }
         Err(StepError::Refused(error)) if cx.work.op != Op::Run || is_first(task) => gone_wrong(&cx.work, true, &error),
@@ -285,6 +286,25 @@ async fn leave(journals: &Journals, params: &StepParams, untried: bool) -> Outco
         Ok(_) | Err(Error::NotFound { .. }) => Outcome::Done,
         Err(e) => failed(&e),
     }
+}
+
+/// What comes of an attempt, if it can be stored and what was run is a success by its policy.
+fn accepted(store: &Store, task: &Task, op: Op, output: Value) -> Result<Value, StepError> {
+    fits(store, &output)?;
+    match &task.policy.success_if {
+        Some(condition) if op == Op::Run && !meets(&output, condition) => {
+            Err(StepError::Failed(Failure::retry(Kind::UNMET, UNMET)))
+        }
+        _ => Ok(output),
+    }
+}
+
+/// Whether a condition holds for an output: for `result`, which is all of it, and for its fields by their names, such as the `status`,
+/// `headers` and `body` of a request.
+fn meets(output: &Value, condition: &str) -> bool {
+    let fields = output.as_object().into_iter().flatten().map(|(name, value)| (name.as_str(), value));
+    let variables: Vec<(&str, &Value)> = fields.chain([("result", output)]).collect();
+    condition::holds(condition, &variables)
 }
 
 /// What cannot be stored, or could not be read again, is not taken. It was done, though.
