@@ -28,6 +28,7 @@ stores!(
     no_id_ends_with_a_space,
     a_saga_that_somebody_holds_holds_up_no_other,
     a_step_under_another_policy_still_tells_its_saga,
+    what_another_node_has_begun_again_goes_by_what_is_said_there,
 );
 
 /// What the audit says was done, the oldest first.
@@ -320,4 +321,31 @@ async fn a_step_under_another_policy_still_tells_its_saga(db: Db) {
     world.until_seen("flight/undo", 2).await;
     assert_eq!(settled(&engine, "t").await, SagaState::Stuck, "and so does a letter that is brought back");
     engine.stop().await;
+}
+
+/// This node remembers that the payment was begun. Before it has a slot for it, all is taken back and begun again elsewhere, under the same
+/// name.
+async fn what_another_node_has_begun_again_goes_by_what_is_said_there(db: Db) {
+    let (here, there) = (World::default(), World::default());
+    let engine = here.engine_of_one_slot(&db.another().await).await;
+    let other = there.engine_of(&db.another().await, &["elsewhere"]).await;
+    here.will("first", [Say::Hold]);
+    engine.sagas().start_with(saga([step("first", &[])]), "busy", json!(1)).await.unwrap();
+    here.until_seen("first", 1).await;
+    there.will("hotel/undo", [Say::Refuse]);
+    let hotel = StepDef { method: Some("elsewhere".into()), ..step("hotel", &[]) };
+    let definition = saga([hotel, step("pay", &["hotel"])]);
+    other.sagas().start_with(definition, "t", json!({ "amount": 0 })).await.unwrap();
+    let begun = async || other.sagas().get("t").await.unwrap().unwrap().steps()[1].run == "started";
+    while !begun().await {}
+    engine.sagas().edit_input("t", json!({ "amount": 100 }), Some("ada"), None).await.unwrap();
+    other.sagas().cancel("t", Some("ada"), None).await.unwrap();
+    assert_eq!(settled(&other, "t").await, SagaState::Stuck);
+    other.sagas().edit_input("t", json!({ "amount": 10 }), Some("ada"), None).await.unwrap();
+    other.sagas().forward("t", Some("ada"), None).await.unwrap();
+    here.let_go();
+    assert_eq!(settled(&other, "t").await, SagaState::Succeeded);
+    assert_eq!(here.inputs().last().unwrap(), &json!({ "amount": 10 }));
+    engine.stop().await;
+    other.stop().await;
 }

@@ -68,6 +68,9 @@ pub(super) struct StepParams {
     pub(super) work: Work,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     part: Option<String>,
+    /// The number of the saga's last event when the task was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    seq: Option<i64>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -255,13 +258,14 @@ enum Wanted {
     No,
 }
 
-/// Whether its saga still wants this. What is known here may be out of date: whoever is not wanted, or was not made just now, looks
-/// again. What had failed, and a person has brought back, is begun again in the journal before it is: otherwise the saga could be sent
+/// Whether its saga still wants this. What is known here may be out of date: whoever is not wanted, or was not made just now, or was made
+/// by another node of something newer, looks again. What had failed, and a person has brought back, is begun again in the journal before it is: otherwise the saga could be sent
 /// elsewhere while it runs.
 async fn wanted(journals: &Journals, store: &Store, params: &StepParams, fresh: bool) -> Result<Wanted> {
     let (id, work) = (&params.saga, &params.work);
     if !fresh
         && let Some(saga) = journals.memory.get(store, id, false).await?
+        && params.seq.is_some_and(|seq| saga.seq >= seq)
         && saga.wants(work)
         && saga.is_awaited(work)
     {
@@ -411,7 +415,7 @@ impl Shared {
                 policy.timeout = policy.timeout.or(Some(deadline));
             }
         }
-        let params = StepParams { saga: id.to_owned(), work: work.clone(), part: part.clone() };
+        let params = StepParams { saga: id.to_owned(), work: work.clone(), part: part.clone(), seq: Some(state.seq) };
         let mut new = NewTask::new(method, &params)?.no_key().business(BUSINESS, id).policy(policy);
         new = if work.op == Op::Undo { new.priority(UNDO_PRIORITY) } else { new };
         new = part.iter().fold(new, |new, part| new.part(part));
