@@ -591,6 +591,15 @@ impl State {
         all
     }
 
+    /// The first of that, and its error.
+    pub(crate) fn why_stuck(&self) -> Option<(Work, &str)> {
+        let work = self.stuck_work().into_iter().next()?;
+        match self.at(&work)? {
+            Doing::Refused(error) | Doing::Unknown(error) => Some((work, error)),
+            Doing::Idle | Doing::Started | Doing::Done | Doing::Skipped => None,
+        }
+    }
+
     /// What a person means who names a step and not what is done to it.
     pub(crate) fn open_work(&self, name: &str) -> Option<Work> {
         if name == WHOLE {

@@ -27,6 +27,8 @@ use super::audit::{AuditEntry, Record};
 use super::db::{Columns, Connection, Dialect, Row, Value, database_error, query};
 use super::insert::insert_follow_ups;
 use super::layout::Tables;
+#[cfg(feature = "notify")]
+use super::notice::Happened;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{Listed, insert_rows, joined_on};
@@ -50,6 +52,9 @@ pub(crate) struct Append {
     pub(crate) tasks: Vec<Task>,
     /// What people did, for the audit.
     pub(crate) audits: Vec<AuditEntry>,
+    /// What people are to be told of it.
+    #[cfg(feature = "notify")]
+    pub(crate) happened: Option<Happened>,
 }
 
 /// What a new saga is.
@@ -360,6 +365,10 @@ async fn append_once(
         for record in records.iter().filter(|_| written.contains(&a.id)) {
             record.write(c, now).await?;
         }
+    }
+    #[cfg(feature = "notify")]
+    for happened in appends.iter().filter(|a| written.contains(&a.id)).filter_map(|a| a.happened.as_ref()) {
+        happened.write(c, now).await?;
     }
     Ok(written)
 }

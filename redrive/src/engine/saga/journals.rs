@@ -22,7 +22,11 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::clock::{Timestamp, pause};
 use crate::error::{Error, Fault, Result};
+#[cfg(feature = "notify")]
+use crate::saga::Work;
 use crate::saga::{Event, SagaState, State};
+#[cfg(feature = "notify")]
+use crate::store::Happened;
 use crate::store::{Append, Dialect};
 use crate::task::Task;
 
@@ -362,7 +366,20 @@ impl Shared {
             events: outcome.events.iter().map(sealed).collect::<Result<_>>()?,
             tasks,
             audits: outcome.audits.clone(),
+            #[cfg(feature = "notify")]
+            happened: outcome.got_stuck.then(|| self.stuck_notice(id, &outcome.state, now)).flatten(),
         })
+    }
+
+    /// That a saga is stuck, for people, if there are channels to tell them by.
+    #[cfg(feature = "notify")]
+    fn stuck_notice(&self, id: &str, state: &State, now: Timestamp) -> Option<Happened> {
+        self.notifier.as_ref()?;
+        let name = &state.flow.definition.name;
+        let at = |(work, error): (Work, &str)| format!(" at {} of {}: {error}", work.op.as_str(), work.place());
+        let why = state.why_stuck().map(at).unwrap_or_default();
+        let said = format!("saga {id} ({name}) is stuck and needs a person{why}");
+        Some(self.store.happened("saga.stuck", id, &said, now))
     }
 }
 
