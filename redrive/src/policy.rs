@@ -135,6 +135,8 @@ const DEFAULT_ATTEMPTS: Option<u32> = Some(16);
 const DEFAULT_CRASHES: u32 = 3;
 /// More attempts than this are a mistake; use `None` for "until it succeeds".
 const MOST_ATTEMPTS: u32 = 1_000_000;
+/// More nodes than this do not die of one task.
+const MOST_CRASHES: u32 = 1_000;
 
 impl Default for Policy {
     fn default() -> Self {
@@ -169,8 +171,8 @@ impl Policy {
                 format!("must be from 1 to {MOST_ATTEMPTS}, is {n}; for no limit say null, in settings \"unlimited\"")
             });
         }
-        p.require((1..=1000).contains(&self.max_crashes), "max_crashes", || {
-            format!("must be from 1 to 1000, is {}", self.max_crashes)
+        p.require((1..=MOST_CRASHES).contains(&self.max_crashes), "max_crashes", || {
+            format!("must be from 1 to {MOST_CRASHES}, is {}", self.max_crashes)
         });
         self.max_duration.iter().for_each(|d| duration::check(*d, "max_duration", p));
         self.timeout.iter().for_each(|d| duration::check(*d, "timeout", p));
@@ -194,6 +196,16 @@ impl Policy {
             None => {}
         }
         problems.into_result()
+    }
+
+    /// For tasks of redrive's own that something else waits for: tried until they succeed.
+    pub(crate) fn until_done() -> Self {
+        Self { max_attempts: None, max_crashes: MOST_CRASHES, ..Self::default() }
+    }
+
+    /// The policy of a callback: the default one, unless it is redrive's own.
+    pub(crate) fn of_callback(method: &str) -> Option<Self> {
+        method.starts_with(OWN).then(Self::until_done)
     }
 
     /// This policy in the place of another, as a person wants it. A task whose end redrive itself waits for, as a saga does for its

@@ -29,6 +29,7 @@ stores!(
     a_saga_that_somebody_holds_holds_up_no_other,
     a_step_under_another_policy_still_tells_its_saga,
     what_another_node_has_begun_again_goes_by_what_is_said_there,
+    what_a_saga_waits_for_is_tried_until_it_succeeds,
 );
 
 /// What the audit says was done, the oldest first.
@@ -348,4 +349,20 @@ async fn what_another_node_has_begun_again_goes_by_what_is_said_there(db: Db) {
     assert_eq!(here.inputs().last().unwrap(), &json!({ "amount": 10 }));
     engine.stop().await;
     other.stop().await;
+}
+
+/// An engine that runs no steps leaves everything to others, so it can be looked at.
+async fn what_a_saga_waits_for_is_tried_until_it_succeeds(db: Db) {
+    let engine = redrive::Engine::builder(db.store.clone()).start().await.unwrap();
+    engine.sagas().start_with(trip(), "t", json!(1)).await.unwrap();
+    let tasks = async || engine.store().list(&TaskFilter::default(), 10).await.unwrap();
+    let hotel = tasks().await[0].id;
+    engine.sagas().cancel("t", Some("ada"), None).await.unwrap();
+    engine.store().fail(hotel, engine.store().now().await.unwrap()).await.unwrap();
+    let left = tasks().await;
+    let mut methods: Vec<&str> = left.iter().map(|task| &*task.method).collect();
+    methods.sort_unstable();
+    assert_eq!(methods, ["redrive.saga.ended", "redrive.saga.stop"]);
+    assert!(left.iter().all(|task| (task.policy.max_attempts, task.policy.max_crashes) == (None, 1_000)), "{left:?}");
+    engine.stop().await;
 }

@@ -425,8 +425,8 @@ impl Shared {
     /// The task that stops others.
     pub(super) fn stop_task(&self, id: &str, work: &[Work], now: Timestamp) -> Result<Task> {
         let params = StopParams { saga: id.to_owned(), work: work.to_vec() };
-        let policy = Policy { max_attempts: None, ..Policy::default() };
-        self.store.saga_task(NewTask::new(STOP, &params)?.no_key().business(BUSINESS, id).policy(policy), now)
+        let new = NewTask::new(STOP, &params)?.no_key().business(BUSINESS, id).policy(Policy::until_done());
+        self.store.saga_task(new, now)
     }
 
     /// Cancels the tasks of this work, unless it is wanted again: then there are new ones, made after those that are looked at here. What runs
