@@ -26,6 +26,7 @@ stores!(
     the_same_signal_from_many_at_once_counts_once,
     a_signal_is_in_the_audit_but_not_what_it_said,
     a_signal_that_comes_with_the_start_does_not_harm_it,
+    a_signal_that_nobody_will_hear_is_a_conflict,
 );
 
 fn wait(name: &str, after: &[&str], timeout: Option<Duration>, when_up: WhenUp) -> StepDef {
@@ -334,6 +335,36 @@ async fn a_signal_that_comes_with_the_start_does_not_harm_it(db: Db) {
             assert!(e.to_string().contains("no saga"), "it was not there yet: {e}");
         }
     }
+    engine.stop().await;
+}
+
+async fn a_signal_that_nobody_will_hear_is_a_conflict(db: Db) {
+    let world = World::default();
+    let (engine, clock) = world.engine_and_clock(&db.store).await;
+    let sagas = engine.sagas();
+    world.will("stock/undo", [Say::Hold, Say::Hold]);
+    sagas.start_with(shop(LATE), "t", json!(1)).await.unwrap();
+    sagas.signal_once("t", "k", "order", &json!("a book"), None).await.unwrap();
+    world.until_seen("stock", 1).await;
+    until(&engine, "t", |state| state == SagaState::Waiting).await;
+    clock.advance(LATE);
+    world.until_seen("stock/undo", 1).await;
+    let refused = async |signal| sagas.signal("t", signal, &json!(42), None).await.unwrap_err().to_string();
+    for signal in ["order", "paid"] {
+        let said = refused(signal).await;
+        assert!(said.contains("it goes back"), "{said}");
+    }
+    assert!(!sagas.signal_once("t", "k", "order", &json!("a book"), None).await.unwrap(), "it was heard before");
+    let unknown = refused("sent").await;
+    assert!(unknown.contains("no step waits for"), "{unknown}");
+    world.let_go();
+    until(&engine, "t", |state| state == SagaState::Waiting).await;
+    sagas.signal("t", "order", &json!("two books"), None).await.unwrap();
+    world.until_seen("stock", 2).await;
+    sagas.cancel("t", Some("ada"), None).await.unwrap();
+    assert!(refused("paid").await.contains("it goes back"));
+    world.let_go();
+    assert_eq!(settled(&engine, "t").await, SagaState::Compensated);
     engine.stop().await;
 }
 

@@ -208,6 +208,9 @@ impl Wish {
             state.open_work(step).ok_or_else(idle)
         };
         Ok(match self {
+            Self::Event(Event::Signal { name, .. }) if state.is_deaf_to(name) => {
+                return Err(format!("it goes back, and no step hears {name:?} meanwhile"));
+            }
             Self::Event(event) => vec![event.clone()],
             Self::Skip { step, by } => vec![Event::Skipped { work: open(step)?, by: by.clone() }],
             Self::Resolve { step, output, by } => {
