@@ -11,6 +11,7 @@ use crate::crypt::is_sealed;
 use crate::error::Result;
 use crate::id::TaskId;
 use crate::new_task::NewTask;
+use crate::policy::Policy;
 use crate::settle::{Change, DeadReason, To};
 use crate::task::{Business, Task, limits, storable};
 
@@ -117,7 +118,11 @@ pub(crate) fn callback(task: &Task, change: &Change, result: Option<&str>) -> Ve
         To::Cancelled => final_failure(task, change, GivenUp::Cancelled),
     };
     let which = if change.to == To::Done { "on_success" } else { "on_final_failure" };
-    let keyed = |new: NewTask| NewTask { business: task.business.clone(), ..new }.key(format!("{}:{which}", task.id));
+    let keyed = |new: NewTask| {
+        let policy = Policy::of_callback(&new.method);
+        let new = NewTask { business: task.business.clone(), ..new }.key(format!("{}:{which}", task.id));
+        policy.into_iter().fold(new, NewTask::policy)
+    };
     // What is written here is plain JSON values: it cannot fail.
     made.and_then(Result::ok).map(keyed).into_iter().collect()
 }

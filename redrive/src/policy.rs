@@ -5,6 +5,7 @@
 //! and do not change from version to version.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -128,10 +129,14 @@ pub enum OnCrash {
     Dead,
 }
 
+/// How methods of redrive's own begin.
+const OWN: &str = "redrive.";
 const DEFAULT_ATTEMPTS: Option<u32> = Some(16);
 const DEFAULT_CRASHES: u32 = 3;
 /// More attempts than this are a mistake; use `None` for "until it succeeds".
 const MOST_ATTEMPTS: u32 = 1_000_000;
+/// More nodes than this do not die of one task.
+const MOST_CRASHES: u32 = 1_000;
 
 impl Default for Policy {
     fn default() -> Self {
@@ -166,8 +171,8 @@ impl Policy {
                 format!("must be from 1 to {MOST_ATTEMPTS}, is {n}; for no limit say null, in settings \"unlimited\"")
             });
         }
-        p.require((1..=1000).contains(&self.max_crashes), "max_crashes", || {
-            format!("must be from 1 to 1000, is {}", self.max_crashes)
+        p.require((1..=MOST_CRASHES).contains(&self.max_crashes), "max_crashes", || {
+            format!("must be from 1 to {MOST_CRASHES}, is {}", self.max_crashes)
         });
         self.max_duration.iter().for_each(|d| duration::check(*d, "max_duration", p));
         self.timeout.iter().for_each(|d| duration::check(*d, "timeout", p));
@@ -191,6 +196,27 @@ impl Policy {
             None => {}
         }
         problems.into_result()
+    }
+
+    /// For tasks of redrive's own that something else waits for: tried until they succeed.
+    pub(crate) fn until_done() -> Self {
+        Self { max_attempts: None, max_crashes: MOST_CRASHES, ..Self::default() }
+    }
+
+    /// The policy of a callback: the default one, unless it is redrive's own.
+    pub(crate) fn of_callback(method: &str) -> Option<Self> {
+        method.starts_with(OWN).then(Self::until_done)
+    }
+
+    /// This policy in the place of another, as a person wants it. A task whose end redrive itself waits for, as a saga does for its
+    /// steps, still tells it: without that the saga would wait for ever.
+    pub(crate) fn in_place_of(self: &Arc<Self>, before: &Self) -> Arc<Self> {
+        match before.on_final_failure.as_deref() {
+            Some(method) if method.starts_with(OWN) && self.on_final_failure != before.on_final_failure => {
+                Arc::new(Self { on_final_failure: before.on_final_failure.clone(), ..(**self).clone() })
+            }
+            _ => self.clone(),
+        }
     }
 
     /// The class of an error under this policy's lists.
@@ -423,6 +449,17 @@ mod tests {
             assert!(said.contains(&format!("{field}:")), "{field} is missing in: {said}");
         }
         Policy::default().validate().unwrap();
+    }
+
+    #[test]
+    fn a_callback_of_redrives_own_outlives_the_policy_that_it_came_with() {
+        let calling = |method: &'static str| Policy { on_final_failure: Some(method.into()), ..Policy::default() };
+        let after = |new: &Arc<Policy>, before: &Policy| new.in_place_of(before).on_final_failure.clone();
+        let (plain, mine) = (Arc::new(Policy::default()), Arc::new(calling("mine")));
+        assert_eq!(after(&plain, &calling("redrive.saga.ended")).as_deref(), Some("redrive.saga.ended"));
+        assert_eq!(after(&mine, &calling("redrive.saga.ended")).as_deref(), Some("redrive.saga.ended"));
+        assert_eq!(after(&plain, &calling("mine")), None, "a person's own is a person's to take away");
+        assert!(Arc::ptr_eq(&plain.in_place_of(&Policy::default()), &plain));
     }
 
     #[test]

@@ -366,6 +366,18 @@ impl State {
         Ok(())
     }
 
+    /// Whether it goes back over those who wait for this signal: nobody is left who could hear it, and what is said now is forgotten.
+    pub(crate) fn is_deaf_to(&self, name: &str) -> bool {
+        let waits = |i: &usize| match self.flow.step(*i).map(|step| &step.kind) {
+            Some(StepKind::WaitFor { signal, .. }) => signal == name,
+            _ => false,
+        };
+        let may_hear = |i: usize| self.steps.get(i).is_some_and(|step| !step.run.is_over());
+        let (back, beside): (Vec<usize>, Vec<usize>) =
+            (0..self.steps.len()).filter(waits).partition(|i| has(self.scope(), *i));
+        !back.is_empty() && !beside.into_iter().any(may_hear)
+    }
+
     /// Whether a signal was not said before under its key. The same one is known, also when the saga has ended; another one cannot be.
     pub(crate) fn is_unheard(&self, name: &str, payload: &Value, key: Option<&str>) -> Applied {
         match key.and_then(|key| self.heard.get(key)) {
@@ -589,6 +601,15 @@ impl State {
             all.push(Work { step: None, op: Op::Undo, round: 1 });
         }
         all
+    }
+
+    /// The first of that, and its error.
+    pub(crate) fn why_stuck(&self) -> Option<(Work, &str)> {
+        let work = self.stuck_work().into_iter().next()?;
+        match self.at(&work)? {
+            Doing::Refused(error) | Doing::Unknown(error) => Some((work, error)),
+            Doing::Idle | Doing::Started | Doing::Done | Doing::Skipped => None,
+        }
     }
 
     /// What a person means who names a step and not what is done to it.

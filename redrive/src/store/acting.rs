@@ -82,7 +82,8 @@ impl<'s> Acting<'s> {
     pub async fn edit_policy(self, id: TaskId, policy: &Arc<Policy>, now: Timestamp) -> Result<()> {
         let before = self.task(id).await?;
         let shown = |policy: &Policy| serde_json::to_value(policy).ok();
-        let record = self.record("task.edit_policy", id.to_string(), shown(&before.policy), shown(policy), now);
+        let after = policy.in_place_of(&before.policy);
+        let record = self.record("task.edit_policy", id.to_string(), shown(&before.policy), shown(&after), now);
         self.store.change_policy(id, policy, Some(self.who), Some(&record), now).await
     }
 

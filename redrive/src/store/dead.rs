@@ -210,7 +210,7 @@ fn revive(letter: &DeadTask, id: TaskId, policy: Option<&Arc<Policy>>, by: &str,
         ..letter.task.clone()
     };
     match policy {
-        Some(policy) => task.policy = policy.clone(),
+        Some(policy) => task.policy = policy.in_place_of(&task.policy),
         None if task.policy.deadline.is_some_and(|deadline| deadline <= now) => {
             task.policy = Arc::new(Policy { deadline: None, ..(*task.policy).clone() });
         }

@@ -28,6 +28,7 @@ use super::node::living;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{insert_rows, needed_columns, unnest, unnest_tasks};
+use super::task::write_policy;
 use super::turn::{self, TAKE_TURN, Turn};
 
 /// How often tasks of a batch are given new ids, before it is said that they cannot be written.
@@ -246,8 +247,9 @@ impl Store {
             if !tables.may_have(id) {
                 continue; // a table that is dropped meanwhile is empty
             }
-            let edit = super::task::policy_edit(tables.of(id), id, &task.policy, task.created_by.as_deref(), now);
-            c.execute(edit).await.map_err(|e| database_error(format!("replacing the policy of task {id}"), e))?;
+            let by = task.created_by.as_deref();
+            let written = write_policy(&mut c, tables.of(id), id, &task.policy, by, now).await;
+            written.map_err(|e| database_error(format!("replacing the policy of task {id}"), e))?;
         }
         batch.answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
     }

@@ -100,9 +100,9 @@ pub use layout::Layout;
 pub use lock::Lock;
 pub use method::{MOST_COUNTED, MethodDepth, Paused};
 pub use node::{Node, NodeSeen, Registration};
-#[cfg(feature = "notify")]
-pub(crate) use notice::Sent;
 pub use notice::{ChannelState, Notice};
+#[cfg(feature = "notify")]
+pub(crate) use notice::{Happened, Sent};
 pub use overdue::OverdueWalk;
 pub use pool::StoreOptions;
 pub use remind::Reminder;

@@ -103,15 +103,38 @@ impl Store {
     /// People are to be told of something that happened: `node.fenced`, to whom, in a sentence. In the next message, to all channels, once.
     #[cfg(feature = "notify")]
     pub(crate) async fn note_event(&self, kind: &str, who: &str, said: &str, now: Timestamp) -> Result<()> {
-        let id = self.new_id(None, now);
-        let (kind, who, said) = (storable(kind, 100), storable(who, 500), storable(said, LONGEST_EVENT));
+        let happened = self.happened(kind, who, said, now);
         retrying!(self.pools(), Use::Write, Scope::Statement, "noting what people are to be told of", |c, _| {
-            let (insert, once) = insert_once(c.dialect());
-            let columns = "task_id, created_at, failed_at, attempts, method_name, error_kind, error_msg";
-            let sql = format!("{insert} INTO redrive_notice ({columns}) VALUES (?, ?, ?, 0, ?, ?, ?) {once}");
-            let event = query(sql).bind(id).bind(now).bind(now).bind(&*who).bind(&*kind).bind(&*said);
-            c.execute(event).await.map(|_| ())
+            happened.write(c, now).await
         })
+    }
+
+    /// The same, to be written with what happened.
+    #[cfg(feature = "notify")]
+    pub(crate) fn happened(&self, kind: &str, who: &str, said: &str, now: Timestamp) -> Happened {
+        let (kind, who, said) = (storable(kind, 100), storable(who, 500), storable(said, LONGEST_EVENT));
+        Happened { id: self.new_id(None, now), kind, who, said }
+    }
+}
+
+/// Something that happened, of which people are to be told.
+#[cfg(feature = "notify")]
+#[derive(Debug)]
+pub(crate) struct Happened {
+    id: TaskId,
+    kind: String,
+    who: String,
+    said: String,
+}
+
+#[cfg(feature = "notify")]
+impl Happened {
+    pub(super) async fn write(&self, c: &mut Connection<'_>, now: Timestamp) -> sqlx::Result<()> {
+        let (insert, once) = insert_once(c.dialect());
+        let columns = "task_id, created_at, failed_at, attempts, method_name, error_kind, error_msg";
+        let sql = format!("{insert} INTO redrive_notice ({columns}) VALUES (?, ?, ?, 0, ?, ?, ?) {once}");
+        let event = query(sql).bind(self.id).bind(now).bind(now).bind(&*self.who).bind(&*self.kind).bind(&*self.said);
+        c.execute(event).await.map(|_| ())
     }
 }
 

@@ -7,7 +7,8 @@
 //! *Invariants.* The events of one write, the tasks that they ask for and the row's new `seq` are one transaction, and the row moves only
 //! from the `seq` that the writer knew. Many sagas' writes share a transaction; each is won or lost by itself.
 //!
-//! *Failure.* If the answer to a commit is lost, the write's name in the row says that it was written.
+//! *Failure.* If the answer to a commit is lost, the write's name in the row says that it was written. If others have written since, it does
+//! not: then all is told again to what the saga has become, where each event is known by what it says, and a signal by its key.
 
 use std::collections::{HashMap, HashSet};
 
@@ -27,6 +28,8 @@ use super::audit::{AuditEntry, Record};
 use super::db::{Columns, Connection, Dialect, Row, Value, database_error, query};
 use super::insert::insert_follow_ups;
 use super::layout::Tables;
+#[cfg(feature = "notify")]
+use super::notice::Happened;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{Listed, insert_rows, joined_on};
@@ -50,6 +53,9 @@ pub(crate) struct Append {
     pub(crate) tasks: Vec<Task>,
     /// What people did, for the audit.
     pub(crate) audits: Vec<AuditEntry>,
+    /// What people are to be told of it.
+    #[cfg(feature = "notify")]
+    pub(crate) happened: Option<Happened>,
 }
 
 /// What a new saga is.
@@ -360,6 +366,10 @@ async fn append_once(
         for record in records.iter().filter(|_| written.contains(&a.id)) {
             record.write(c, now).await?;
         }
+    }
+    #[cfg(feature = "notify")]
+    for happened in appends.iter().filter(|a| written.contains(&a.id)).filter_map(|a| a.happened.as_ref()) {
+        happened.write(c, now).await?;
     }
     Ok(written)
 }

@@ -194,7 +194,7 @@ impl Store {
         }
     }
 
-    /// Gives a task another policy. If it is running, it counts from the next attempt on.
+    /// Gives a task another policy. If it is running, it counts from the next attempt on. A saga still hears how its step ends.
     pub async fn edit_policy(&self, id: TaskId, policy: &Arc<Policy>, by: Option<&str>, now: Timestamp) -> Result<()> {
         self.change_policy(id, policy, by, None, now).await
     }
@@ -214,7 +214,7 @@ impl Store {
             return Err(not_found(id));
         }
         let done = retrying!(self.pools(), Use::Write, scope(record), &doing, |c, _| {
-            let done = c.execute(policy_edit(tables.of(id), id, policy, by, now)).await?;
+            let done = write_policy(c, tables.of(id), id, policy, by, now).await?;
             audit::write(c, record.filter(|_| done == 1), now).await?;
             Ok(done)
         })?;
@@ -266,26 +266,32 @@ pub(super) fn not_found(id: TaskId) -> Error {
     Error::NotFound { what: "task", id: id.to_string() }
 }
 
-pub(super) fn policy_edit<'q>(
+/// Gives a task another policy, if it is there; how many that are. What stays of the one before (see [`Policy::in_place_of`]) never
+/// changes, so it may be read before the row is locked.
+pub(super) async fn write_policy(
+    c: &mut Connection<'_>,
     table: Table,
     id: TaskId,
-    policy: &'q Arc<Policy>,
-    by: Option<&'q str>,
+    policy: &Arc<Policy>,
+    by: Option<&str>,
     now: Timestamp,
-) -> Query<'q> {
+) -> sqlx::Result<u64> {
+    let Some(row) = c.row(get_query(table, id)).await? else { return Ok(0) };
+    let policy = policy.in_place_of(&read_task(&row)?.policy);
     let sql = format!(
         "UPDATE {table} SET policy = ?, max_attempts = ?, max_retry_duration = ?, deadline = ?, backoff_strategy = ?, \
          updated_at = ?, updated_by = ? WHERE id = ?"
     );
-    query(sql)
-        .bind(stored_policy(policy))
+    let edit = query(sql)
+        .bind(stored_policy(&policy))
         .bind(policy.max_attempts.map(i64::from))
         .bind(policy.max_duration.map(millis))
         .bind(policy.deadline)
-        .bind(stored_backoff(policy))
+        .bind(stored_backoff(&policy))
         .bind(now)
         .bind(by)
-        .bind(id)
+        .bind(id);
+    c.execute(edit).await
 }
 
 /// Which of these ids a table has.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redrive::gate::GateConfig;
 use redrive::resilience::{BreakerConfig, Trip};
+use redrive::saga::{Definition, Ran, SagaState, StepCx, StepDef, StepError, StepRunner, UndoKind};
 use redrive::store::Registration;
 use redrive::{Backoff, Context, Engine, EngineConfig, Failure, Jitter, Kind, MethodOptions, Notify, Policy, Verdict};
 
@@ -15,6 +16,7 @@ stores!(
     an_engine_without_channels_leaves_notices_to_others,
     people_are_told_once_that_a_node_died,
     source_4_people_are_told_when_a_gate_opens,
+    people_are_told_once_that_a_saga_is_stuck,
 );
 
 fn builder(db: &Db) -> redrive::Builder {
@@ -95,4 +97,43 @@ async fn source_4_people_are_told_when_a_gate_opens(db: Db) {
     assert!(text(&mail).contains("gate.opened"), "{}", text(&mail));
     engine.stop().await;
     assert_eq!((sink.mails().len(), db.count("redrive_notice").await), (1, 0));
+}
+
+/// Nobody knows whether it was done.
+struct Dark;
+
+impl StepRunner for Dark {
+    fn run<'a>(&'a self, _: &'a StepCx) -> Ran<'a> {
+        Box::pin(std::future::ready(Err(StepError::unknown("the bank does not say"))))
+    }
+}
+
+async fn people_are_told_once_that_a_saga_is_stuck(db: Db) {
+    let mut sink = Sink::start().await;
+    let started = |builder: redrive::Builder| builder.saga_runner("dark", MethodOptions::default(), Dark).start();
+    let engine = started(Engine::builder(db.store.clone()).notify(sink.config())).await.unwrap();
+    let pay = StepDef {
+        name: "pay".into(),
+        method: Some("dark".into()),
+        pivot: true,
+        undo: UndoKind::Irreversible,
+        ..StepDef::default()
+    };
+    let definition = Definition { name: "order".into(), steps: vec![pay], ..Definition::default() };
+    engine.sagas().start_with(definition.clone(), "order-7", serde_json::json!(1)).await.unwrap();
+    let mail = sink.next_mail().await;
+    let subject = header(&mail, "Subject").unwrap();
+    assert!(subject.starts_with("[redrive] saga order-7 (order) is stuck and needs a person"), "{subject}");
+    let said = text(&mail).replace("=\r\n", "");
+    assert!(said.contains("saga.stuck") && said.contains("at run of pay: the bank does not say"), "{said}");
+    // What happens to it while it is stuck is nothing new.
+    engine.sagas().edit_input("order-7", serde_json::json!(2), Some("ada"), None).await.unwrap();
+    engine.stop().await;
+    assert_eq!((sink.mails().len(), db.count("redrive_notice").await), (1, 0));
+    // Where there are no channels there is nobody to tell.
+    let engine = started(Engine::builder(db.another().await)).await.unwrap();
+    engine.sagas().start_with(definition, "order-8", serde_json::json!(1)).await.unwrap();
+    engine.sagas().until("order-8", |state| state == SagaState::Stuck).await.unwrap();
+    engine.stop().await;
+    assert_eq!(db.count("redrive_notice").await, 0);
 }

@@ -1,8 +1,8 @@
 //! Forward, and back.
 
-use redrive::NewTask;
 use redrive::saga::{Compensation, Definition, Event, SagaState, StepDef, UndoKind, With};
 use redrive::store::{Fault, Faults, KeyWalk, Retention, SagaFilter};
+use redrive::{NewTask, Policy};
 use serde_json::json;
 
 use crate::harness::{Db, options, stores};
@@ -33,6 +33,7 @@ stores!(
     a_refusal_counts_at_the_first_attempt_only,
     many_at_once,
     what_is_encrypted_cannot_be_read,
+    a_result_that_is_no_success_is_tried_again,
 );
 
 async fn all_steps_run_once_in_their_order(db: Db) {
@@ -476,4 +477,27 @@ async fn what_is_encrypted_cannot_be_read(db: Db) {
         assert_eq!(db.sql(&plain).await, Some(0), "{table}");
     }
     assert!(db.store.saga("t").await.unwrap_err().to_string().contains("does not have"), "without the key");
+}
+
+async fn a_result_that_is_no_success_is_tried_again(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let answer = |state: &str| Say::Done(json!({ "status": 200, "body": { "state": state } }));
+    let mut definition = trip();
+    for (step, condition) in definition.steps.iter_mut().zip(["body.state == 'paid'", "result.body.state == 'paid'"]) {
+        let only_timeouts = vec!["timeout".into()]; // the lists are about errors
+        let policy = Policy { success_if: Some(condition.into()), retry_for: only_timeouts, ..quick() };
+        step.policy = Some(policy);
+    }
+    world.will("hotel", [answer("pending"), answer("paid")]).will("flight", [answer("pending"), answer("paid")]);
+    assert_eq!(play(&engine, definition.clone(), "t").await, SagaState::Succeeded);
+    assert_eq!(world.seen(), ["hotel", "hotel", "flight", "flight", "car"]);
+    let kept = |e: &Event| matches!(e, Event::Done { output, .. } if output["body"]["state"] == "pending");
+    assert!(!journal(&engine, "t").await.iter().any(kept));
+    // It may have had an effect: when it is given up it is undone. Of an undo nothing is asked.
+    world.will("hotel", [answer("paid")]).will("flight", [answer("no"), answer("no"), answer("no")]);
+    definition.steps[0].undo_policy.as_mut().unwrap().success_if = Some("false".into());
+    assert_eq!(play(&engine, definition, "u").await, SagaState::Compensated);
+    assert_eq!(world.seen()[5..], ["hotel", "flight", "flight", "flight", "flight/undo", "hotel/undo"]);
+    engine.stop().await;
 }

@@ -1,10 +1,11 @@
 //! What people do about sagas.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redrive::saga::{Definition, OnUndoFailure, SagaState, StepDef, UndoKind, With};
-use redrive::store::AuditFilter;
-use redrive::{Backoff, Policy, TaskId};
+use redrive::store::{AuditFilter, TaskFilter};
+use redrive::{Backoff, OnExhausted, Policy, TaskId};
 use serde_json::json;
 
 use crate::harness::{Db, Kind, Raw, stores};
@@ -26,6 +27,9 @@ stores!(
     a_pivot_that_is_under_way_decides_what_becomes_of_a_cancelled_saga,
     no_id_ends_with_a_space,
     a_saga_that_somebody_holds_holds_up_no_other,
+    a_step_under_another_policy_still_tells_its_saga,
+    what_another_node_has_begun_again_goes_by_what_is_said_there,
+    what_a_saga_waits_for_is_tried_until_it_succeeds,
 );
 
 /// What the audit says was done, the oldest first.
@@ -294,5 +298,71 @@ async fn a_saga_that_somebody_holds_holds_up_no_other(db: Db) {
     raw.commit().await;
     edited.await.unwrap().unwrap();
     assert_eq!(settled(&engine, "held").await, SagaState::Succeeded);
+    engine.stop().await;
+}
+
+async fn a_step_under_another_policy_still_tells_its_saga(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let once = Arc::new(Policy { max_attempts: Some(1), on_exhausted: OnExhausted::Drop, ..quick() });
+    let mut definition = trip();
+    definition.steps[2].policy = Some(Policy { backoff: Backoff::fixed(Duration::from_secs(3600)), ..quick() });
+    world.will("car", [Say::Fail]).will("flight/undo", [Say::Refuse, Say::Fail]);
+    engine.sagas().start_with(definition, "t", json!(1)).await.unwrap();
+    world.until_seen("car", 1).await;
+    let tasks = engine.store().list(&TaskFilter::default(), 10).await.unwrap();
+    let car = tasks.iter().find(|task| task.params.contains("\"car\"")).unwrap();
+    while engine.store().get(car.id).await.unwrap().unwrap().attempts == 0 {} // its failure is just being written
+    engine.edit_policy(car.id, &once, Some("ada")).await.unwrap();
+    engine.retry_now(car.id, Some("ada")).await.unwrap();
+    assert_eq!(settled(&engine, "t").await, SagaState::Stuck, "it was given up, and the way back began");
+    let letters = until_letter(&db).await;
+    engine.store().redrive(&letters, Some(once), "ada", engine.store().now().await.unwrap()).await.unwrap();
+    engine.wake();
+    world.until_seen("flight/undo", 2).await;
+    assert_eq!(settled(&engine, "t").await, SagaState::Stuck, "and so does a letter that is brought back");
+    engine.stop().await;
+}
+
+/// This node remembers that the payment was begun. Before it has a slot for it, all is taken back and begun again elsewhere, under the same
+/// name.
+async fn what_another_node_has_begun_again_goes_by_what_is_said_there(db: Db) {
+    let (here, there) = (World::default(), World::default());
+    let engine = here.engine_of_one_slot(&db.another().await).await;
+    let other = there.engine_of(&db.another().await, &["elsewhere"]).await;
+    here.will("first", [Say::Hold]);
+    engine.sagas().start_with(saga([step("first", &[])]), "busy", json!(1)).await.unwrap();
+    here.until_seen("first", 1).await;
+    there.will("hotel/undo", [Say::Refuse]);
+    let hotel = StepDef { method: Some("elsewhere".into()), ..step("hotel", &[]) };
+    let definition = saga([hotel, step("pay", &["hotel"])]);
+    other.sagas().start_with(definition, "t", json!({ "amount": 0 })).await.unwrap();
+    let begun = async || other.sagas().get("t").await.unwrap().unwrap().steps()[1].run == "started";
+    while !begun().await {}
+    engine.sagas().edit_input("t", json!({ "amount": 100 }), Some("ada"), None).await.unwrap();
+    other.sagas().cancel("t", Some("ada"), None).await.unwrap();
+    assert_eq!(settled(&other, "t").await, SagaState::Stuck);
+    other.sagas().edit_input("t", json!({ "amount": 10 }), Some("ada"), None).await.unwrap();
+    other.sagas().forward("t", Some("ada"), None).await.unwrap();
+    here.let_go();
+    assert_eq!(settled(&other, "t").await, SagaState::Succeeded);
+    assert_eq!(here.inputs().last().unwrap(), &json!({ "amount": 10 }));
+    engine.stop().await;
+    other.stop().await;
+}
+
+/// An engine that runs no steps leaves everything to others, so it can be looked at.
+async fn what_a_saga_waits_for_is_tried_until_it_succeeds(db: Db) {
+    let engine = redrive::Engine::builder(db.store.clone()).start().await.unwrap();
+    engine.sagas().start_with(trip(), "t", json!(1)).await.unwrap();
+    let tasks = async || engine.store().list(&TaskFilter::default(), 10).await.unwrap();
+    let hotel = tasks().await[0].id;
+    engine.sagas().cancel("t", Some("ada"), None).await.unwrap();
+    engine.store().fail(hotel, engine.store().now().await.unwrap()).await.unwrap();
+    let left = tasks().await;
+    let mut methods: Vec<&str> = left.iter().map(|task| &*task.method).collect();
+    methods.sort_unstable();
+    assert_eq!(methods, ["redrive.saga.ended", "redrive.saga.stop"]);
+    assert!(left.iter().all(|task| (task.policy.max_attempts, task.policy.max_crashes) == (None, 1_000)), "{left:?}");
     engine.stop().await;
 }

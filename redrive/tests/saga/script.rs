@@ -95,6 +95,14 @@ impl World {
         methods.iter().fold(quick_engine(store), add).start().await.unwrap()
     }
 
+    /// An engine that does one thing at a time.
+    pub async fn engine_of_one_slot(&self, store: &Store) -> Engine {
+        let mut narrow = EngineConfig::default();
+        (narrow.scan_interval, narrow.concurrency) = (Duration::from_millis(100), 1);
+        let builder = Engine::builder(store.clone()).config(narrow);
+        builder.saga_runner("go", MethodOptions::default(), self.clone()).start().await.unwrap()
+    }
+
     /// An engine, and its clock to be moved.
     pub async fn engine_and_clock(&self, store: &Store) -> (Engine, Clock) {
         self.engine_and_clock_with(store, MethodOptions::default()).await

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use redrive::saga::{Definition, SagaState, StepDef, StepKind, UndoKind, WhenUp};
-use redrive::store::{AuditFilter, Registration};
+use redrive::saga::{Definition, Event, SagaState, StepDef, StepKind, UndoKind, WhenUp};
+use redrive::store::{AuditFilter, Fault, Faults, Registration};
 use redrive::testing::Testing;
 use redrive::{Clock, Engine, EngineConfig, MethodOptions};
 use serde_json::{Value, json};
 
-use crate::harness::{Db, stores};
-use crate::script::{Say, World, play, quick, saga, settled, step, trip, until};
+use crate::harness::{Db, Kind, Raw, options, stores};
+use crate::script::{Say, World, journal, play, quick, saga, settled, step, trip, until};
 
 stores!(
     a_signal_is_heard_whenever_it_comes,
@@ -26,6 +26,9 @@ stores!(
     the_same_signal_from_many_at_once_counts_once,
     a_signal_is_in_the_audit_but_not_what_it_said,
     a_signal_that_comes_with_the_start_does_not_harm_it,
+    a_signal_that_nobody_will_hear_is_a_conflict,
+    a_saga_that_somebody_holds_keeps_no_other_from_its_time,
+    a_signal_whose_answer_is_lost_is_heard_once,
 );
 
 fn wait(name: &str, after: &[&str], timeout: Option<Duration>, when_up: WhenUp) -> StepDef {
@@ -335,6 +338,89 @@ async fn a_signal_that_comes_with_the_start_does_not_harm_it(db: Db) {
         }
     }
     engine.stop().await;
+}
+
+async fn a_signal_that_nobody_will_hear_is_a_conflict(db: Db) {
+    let world = World::default();
+    let (engine, clock) = world.engine_and_clock(&db.store).await;
+    let sagas = engine.sagas();
+    world.will("stock/undo", [Say::Hold, Say::Hold]);
+    sagas.start_with(shop(LATE), "t", json!(1)).await.unwrap();
+    sagas.signal_once("t", "k", "order", &json!("a book"), None).await.unwrap();
+    world.until_seen("stock", 1).await;
+    until(&engine, "t", |state| state == SagaState::Waiting).await;
+    clock.advance(LATE);
+    world.until_seen("stock/undo", 1).await;
+    let refused = async |signal| sagas.signal("t", signal, &json!(42), None).await.unwrap_err().to_string();
+    for signal in ["order", "paid"] {
+        let said = refused(signal).await;
+        assert!(said.contains("it goes back"), "{said}");
+    }
+    assert!(!sagas.signal_once("t", "k", "order", &json!("a book"), None).await.unwrap(), "it was heard before");
+    let unknown = refused("sent").await;
+    assert!(unknown.contains("no step waits for"), "{unknown}");
+    world.let_go();
+    until(&engine, "t", |state| state == SagaState::Waiting).await;
+    sagas.signal("t", "order", &json!("two books"), None).await.unwrap();
+    world.until_seen("stock", 2).await;
+    sagas.cancel("t", Some("ada"), None).await.unwrap();
+    assert!(refused("paid").await.contains("it goes back"));
+    world.let_go();
+    assert_eq!(settled(&engine, "t").await, SagaState::Compensated);
+    engine.stop().await;
+}
+
+async fn a_saga_that_somebody_holds_keeps_no_other_from_its_time(db: Db) {
+    if db.kind == Kind::Sqlite {
+        return; // who writes there holds the whole file
+    }
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let waits = || saga([wait("yes", &[], Some(SOON * 10), WhenUp::Compensate)]);
+    let start = async |id| engine.sagas().start_with(waits(), id, json!(1)).await.unwrap();
+    let mut raw = Raw::connect(&db).await;
+    start("held").await;
+    raw.begin().await;
+    raw.sql("UPDATE redrive_saga SET version = version + 1 WHERE id = 'held'").await.unwrap();
+    for id in ["first", "second", "third"] {
+        start(id).await;
+        assert_eq!(settled(&engine, id).await, SagaState::Failed);
+    }
+    raw.commit().await;
+    assert_eq!(settled(&engine, "held").await, SagaState::Failed);
+    engine.stop().await;
+}
+
+/// Before it is tried again, another node writes to the saga.
+async fn a_signal_whose_answer_is_lost_is_heard_once(db: Db) {
+    let (faults, mut options) = (Faults::default(), options());
+    options.faults = Some(faults.clone());
+    let (here, there) = (World::default(), World::default());
+    let engine = here.engine(&redrive::Store::open_with(&db.url, options).await.unwrap()).await;
+    let other = there.engine_of(&db.another().await, &["elsewhere"]).await;
+    here.will("ask", [Say::Hold]);
+    let definition = saga([step("ask", &[]), wait("yes", &["ask"], None, WhenUp::Compensate)]);
+    engine.sagas().start_with(definition, "t", json!(1)).await.unwrap();
+    here.until_seen("ask", 1).await;
+    let heard = async || {
+        let journal = journal(&other, "t").await;
+        journal.iter().filter(|event| matches!(event, Event::Signal { .. })).count()
+    };
+    for n in 1..=3 {
+        faults.next_write(Fault::FailAfterCommit);
+        faults.next_write(Fault::Delay(SOON * 10)); // before the second try
+        let signal = async || engine.sagas().signal("t", "yes", &json!(n), None).await.unwrap();
+        let meanwhile = async || {
+            while heard().await < n {}
+            other.sagas().edit_input("t", json!(n), Some("ada"), None).await.unwrap();
+        };
+        tokio::join!(signal(), meanwhile());
+        assert_eq!(heard().await, n);
+    }
+    here.let_go();
+    assert_eq!(settled(&other, "t").await, SagaState::Succeeded);
+    engine.stop().await;
+    other.stop().await;
 }
 
 /// With a clock of its own a test need not wait for anything.

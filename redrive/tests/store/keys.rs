@@ -19,6 +19,7 @@ layouts!(
     dead_and_cancelled_tasks_do_not_hold_their_key,
     a_key_may_outlive_its_task,
     a_duplicate_may_replace_the_policy,
+    a_duplicate_does_not_replace_a_callback_of_redrives_own,
     tasks_without_a_key_are_never_merged,
     inserts_race_with_the_end_of_the_holder,
 );
@@ -151,6 +152,26 @@ async fn a_duplicate_may_replace_the_policy(db: Db) {
     assert_eq!(attempts().await, Some(7));
     db.store.insert(vec![new(1), replacing(8), replacing(9)], NOW).await.unwrap();
     assert_eq!(attempts().await, Some(9), "the last one wins");
+}
+
+async fn a_duplicate_does_not_replace_a_callback_of_redrives_own(db: Db) {
+    let own = Policy { on_final_failure: Some("redrive.told".into()), ..Policy::default() };
+    let id = add(&db.store, new(1).policy(own)).await;
+    let replacing = |n| {
+        let policy = Policy { max_attempts: Some(n), on_final_failure: Some("mine".into()), ..Policy::default() };
+        new(1).policy(policy).on_duplicate(OnDuplicate::ReplacePolicy)
+    };
+    let policy = async || {
+        let policy = db.store.get(id).await.unwrap().unwrap().policy;
+        (policy.max_attempts, policy.on_final_failure.clone().unwrap_or_default())
+    };
+    db.store.insert(vec![replacing(7)], NOW).await.unwrap();
+    assert_eq!(policy().await, (Some(7), "redrive.told".into()));
+    let mut raw = Raw::connect(&db).await;
+    raw.begin().await;
+    db.store.insert_in(raw.connection(), vec![replacing(8)], NOW).await.unwrap();
+    raw.commit().await;
+    assert_eq!(policy().await, (Some(8), "redrive.told".into()));
 }
 
 async fn tasks_without_a_key_are_never_merged(db: Db) {

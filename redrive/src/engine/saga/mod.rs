@@ -27,9 +27,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::call_error::UNMET;
 use crate::callback::FinalFailure;
 use crate::classify::{Class, Failure, Kind};
 use crate::clock::Timestamp;
+use crate::condition;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::new_task::NewTask;
@@ -66,6 +68,9 @@ pub(super) struct StepParams {
     pub(super) work: Work,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     part: Option<String>,
+    /// The number of the saga's last event when the task was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    seq: Option<i64>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -210,14 +215,13 @@ async fn attempt(
     };
     let (id, work) = (params.saga, params.work);
     let cx = StepCx { context, saga, id, work };
-    let ended = match runner.run(&cx).await {
-        Ok(output) => fits(store, &output).map(|()| output),
-        Err(e) => Err(e),
-    };
+    let ended = runner.run(&cx).await.and_then(|output| accepted(store, task, cx.op(), output));
     let event = match ended {
         Ok(output) => Event::Done { work: cx.work.clone(), output, by: None },
         Err(StepError::Ongoing(time)) => return Outcome::Snooze(time).into(),
-        Err(StepError::Failed(failure)) if task.policy.classify(&failure.kind) == Class::Retry => {
+        Err(StepError::Failed(failure))
+            if failure.kind == Kind::UNMET || task.policy.classify(&failure.kind) == Class::Retry =>
+        {
             return Outcome::Failed(Failure { class: Class::Retry, ..failure }).into();
         }
         Err(StepError::Refused(error)) if cx.work.op != Op::Run || is_first(task) => gone_wrong(&cx.work, true, &error),
@@ -254,13 +258,14 @@ enum Wanted {
     No,
 }
 
-/// Whether its saga still wants this. What is known here may be out of date: whoever is not wanted, or was not made just now, looks
-/// again. What had failed, and a person has brought back, is begun again in the journal before it is: otherwise the saga could be sent
+/// Whether its saga still wants this. What is known here may be out of date: whoever is not wanted, or was not made just now, or was made
+/// by another node of something newer, looks again. What had failed, and a person has brought back, is begun again in the journal before it is: otherwise the saga could be sent
 /// elsewhere while it runs.
 async fn wanted(journals: &Journals, store: &Store, params: &StepParams, fresh: bool) -> Result<Wanted> {
     let (id, work) = (&params.saga, &params.work);
     if !fresh
         && let Some(saga) = journals.memory.get(store, id, false).await?
+        && params.seq.is_some_and(|seq| saga.seq >= seq)
         && saga.wants(work)
         && saga.is_awaited(work)
     {
@@ -285,6 +290,25 @@ async fn leave(journals: &Journals, params: &StepParams, untried: bool) -> Outco
         Ok(_) | Err(Error::NotFound { .. }) => Outcome::Done,
         Err(e) => failed(&e),
     }
+}
+
+/// What comes of an attempt, if it can be stored and what was run is a success by its policy.
+fn accepted(store: &Store, task: &Task, op: Op, output: Value) -> Result<Value, StepError> {
+    fits(store, &output)?;
+    match &task.policy.success_if {
+        Some(condition) if op == Op::Run && !meets(&output, condition) => {
+            Err(StepError::Failed(Failure::retry(Kind::UNMET, UNMET)))
+        }
+        _ => Ok(output),
+    }
+}
+
+/// Whether a condition holds for an output: for `result`, which is all of it, and for its fields by their names, such as the `status`,
+/// `headers` and `body` of a request.
+fn meets(output: &Value, condition: &str) -> bool {
+    let fields = output.as_object().into_iter().flatten().map(|(name, value)| (name.as_str(), value));
+    let variables: Vec<(&str, &Value)> = fields.chain([("result", output)]).collect();
+    condition::holds(condition, &variables)
 }
 
 /// What cannot be stored, or could not be read again, is not taken. It was done, though.
@@ -391,7 +415,7 @@ impl Shared {
                 policy.timeout = policy.timeout.or(Some(deadline));
             }
         }
-        let params = StepParams { saga: id.to_owned(), work: work.clone(), part: part.clone() };
+        let params = StepParams { saga: id.to_owned(), work: work.clone(), part: part.clone(), seq: Some(state.seq) };
         let mut new = NewTask::new(method, &params)?.no_key().business(BUSINESS, id).policy(policy);
         new = if work.op == Op::Undo { new.priority(UNDO_PRIORITY) } else { new };
         new = part.iter().fold(new, |new, part| new.part(part));
@@ -401,8 +425,8 @@ impl Shared {
     /// The task that stops others.
     pub(super) fn stop_task(&self, id: &str, work: &[Work], now: Timestamp) -> Result<Task> {
         let params = StopParams { saga: id.to_owned(), work: work.to_vec() };
-        let policy = Policy { max_attempts: None, ..Policy::default() };
-        self.store.saga_task(NewTask::new(STOP, &params)?.no_key().business(BUSINESS, id).policy(policy), now)
+        let new = NewTask::new(STOP, &params)?.no_key().business(BUSINESS, id).policy(Policy::until_done());
+        self.store.saga_task(new, now)
     }
 
     /// Cancels the tasks of this work, unless it is wanted again: then there are new ones, made after those that are looked at here. What runs

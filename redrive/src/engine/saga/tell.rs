@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
-use crate::saga::{Event, Flow, Illegal, Next, State, Work, advance};
+use crate::saga::{Event, Flow, Illegal, Next, SagaState, State, Work, advance};
 use crate::store::{AuditEntry, Begins};
 use crate::task::KeyHash;
 
@@ -89,6 +89,8 @@ pub(super) struct Outcome {
     pub(super) audits: Vec<AuditEntry>,
     /// Of each thing that it was told, whether that was new, or why it cannot be.
     pub(super) answers: Vec<Result<bool>>,
+    /// Whether it needs a person now, and did not before.
+    pub(super) got_stuck: bool,
 }
 
 impl Outcome {
@@ -111,6 +113,7 @@ impl Outcome {
         }
         if word != Some(outcome.state.word()) {
             outcome.since = now;
+            outcome.got_stuck = outcome.state.word() == SagaState::Stuck;
         }
         Some(outcome)
     }
@@ -122,7 +125,7 @@ impl Outcome {
 
     fn new(state: State, since: Timestamp, input_hash: [u8; 16], begins: Option<Begins>) -> Self {
         let (events, start, stop, audits, answers) = Default::default();
-        Self { state, since, input_hash, begins, events, start, stop, audits, answers }
+        Self { state, since, input_hash, begins, events, start, stop, audits, answers, got_stuck: false }
     }
 
     /// Whether it was new, or why it cannot be.
@@ -205,6 +208,9 @@ impl Wish {
             state.open_work(step).ok_or_else(idle)
         };
         Ok(match self {
+            Self::Event(Event::Signal { name, .. }) if state.is_deaf_to(name) => {
+                return Err(format!("it goes back, and no step hears {name:?} meanwhile"));
+            }
             Self::Event(event) => vec![event.clone()],
             Self::Skip { step, by } => vec![Event::Skipped { work: open(step)?, by: by.clone() }],
             Self::Resolve { step, output, by } => {
