@@ -343,7 +343,9 @@ impl Shared {
         };
         let mut begins = outcome.begins.clone();
         if let Some(begins) = &mut begins {
-            begins.input = self.store.seal_saga(id, std::mem::take(&mut begins.input))?;
+            for text in [&mut begins.definition, &mut begins.input] {
+                *text = self.store.seal_saga(id, std::mem::take(text))?;
+            }
         }
         let mut tasks: Vec<Task> = Vec::with_capacity(outcome.start.len());
         for (work, committed) in &outcome.start {
