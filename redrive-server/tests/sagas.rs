@@ -296,6 +296,32 @@ async fn a_value_changes_neither_where_a_request_goes_nor_what_it_says() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_too_large_with_its_values_is_refused_and_not_sent() {
+    let (service, redrive) = (Service::default(), Redrive::start());
+    let at = service.start().await;
+    let (text, times) = ("x".repeat(100_000), vec!["{{input.text}}"; 20_000]);
+    for (id, asks, said) in [
+        ("body", json!({ "url": format!("{at}/a"), "body": times }), "more than 1048576 bytes"),
+        (
+            "escaped",
+            json!({ "url": format!("{at}/a"), "body": ["{{input.quotes}}", "{{input.quotes}}"] }),
+            "the limit is 1048576",
+        ),
+        ("url", json!({ "url": format!("{at}/a/{{{{input.text}}}}") }), "the limit is 8192"),
+        ("headers", json!({ "url": format!("{at}/a"), "headers": { "x-a": "{{input.text}}" } }), "and 32768"),
+    ] {
+        let steps = json!([{ "name": "a", "do": asks, "undo": "none" }]);
+        let input = json!({ "text": text, "quotes": "\"".repeat(300_000) });
+        let saga = json!({ "id": id, "input": input, "saga": { "name": "n", "steps": steps } });
+        let (status, problem) = redrive.ask("POST", "/sagas", &saga).await;
+        assert_eq!(status, 201, "{problem}");
+        let ended = redrive.until(id, "failed").await;
+        assert!(ended["steps"][0]["error"].as_str().unwrap().contains(said), "{id}: {ended:#}");
+    }
+    assert_eq!(service.asked(), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_wait_whose_time_is_up_is_not_shown_as_done() {
     let redrive = Redrive::start();
     let wait = json!({ "name": "approval", "kind": { "wait_for": { "signal": "approved", "timeout": "50ms" } } });
@@ -406,6 +432,8 @@ fn wrong_steps() -> Vec<(Value, &'static str)> {
         (json!([step("a", url("https://example.org/{{steps.b.body}}")), step("b", json!({}))]), "not a step before"),
         (json!([step("a", url("https://example.org/{{self.body}}"))]), "undo and confirm alone"),
         (json!([step("a", url("https://{{input.host}}/x"))]), "host"),
+        (json!([step("a", url("https:{{key}}/x"))]), "no template can be in the host"),
+        (json!([step("a", url("https:///{{key}}/x"))]), "no template can be in the host"),
         (json!([step("a", url("http://10.0.0.1/x"))]), "private"),
         (json!([step("a", url("ftp://example.org/x"))]), "https://"),
         (json!([step("a", json!({ "do": { "url": "/x", "target": "nobody" } }))]), "nobody"),

@@ -1,15 +1,16 @@
 //! The engine's counters, as a recorder sees them, and its log.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use redrive::saga::{Definition, Ran, StepCx, StepDef, StepRunner};
 use redrive::testing::Testing;
-use redrive::{Backoff, Context, Engine, Jitter, NewTask, OnExhausted, Policy, Store, Verdict};
+use redrive::{Backoff, Context, Engine, Jitter, MethodOptions, NewTask, OnExhausted, Policy, Store, Verdict};
 
-/// Counters by name and method; nothing else.
+/// Counters by name and method or saga; nothing else.
 #[derive(Clone, Default)]
 struct Counted(Arc<Mutex<Counters>>);
 
@@ -21,8 +22,9 @@ impl Recorder for Counted {
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        let method = key.labels().find(|l| l.key() == "method").map(|l| l.value().to_owned()).unwrap_or_default();
-        Counter::from_arc(self.0.lock().unwrap().entry((key.name().to_owned(), method)).or_default().clone())
+        let of = key.labels().find(|l| ["method", "saga"].contains(&l.key()));
+        let of = of.map(|l| l.value().to_owned()).unwrap_or_default();
+        Counter::from_arc(self.0.lock().unwrap().entry((key.name().to_owned(), of)).or_default().clone())
     }
 
     fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
@@ -36,8 +38,25 @@ impl Recorder for Counted {
 
 impl Counted {
     fn of(&self, name: &str) -> u64 {
+        self.under(name, "m")
+    }
+
+    fn under(&self, name: &str, label: &str) -> u64 {
         let counted = self.0.lock().unwrap();
-        counted.get(&(format!("redrive_{name}"), "m".to_owned())).map_or(0, |n| n.load(Ordering::SeqCst))
+        counted.get(&(format!("redrive_{name}"), label.to_owned())).map_or(0, |n| n.load(Ordering::SeqCst))
+    }
+
+    fn labels(&self) -> HashSet<String> {
+        self.0.lock().unwrap().keys().map(|(_, label)| label.clone()).collect()
+    }
+}
+
+/// Steps of which nothing is to be done.
+struct Nothing;
+
+impl StepRunner for Nothing {
+    fn run<'a>(&'a self, _: &'a StepCx) -> Ran<'a> {
+        Box::pin(async { Ok(serde_json::Value::Null) })
     }
 }
 
@@ -53,7 +72,8 @@ async fn every_transition_is_counted_under_its_word() {
         _ => Ok(()),
     };
     let store = Store::open("sqlite::memory:").await.unwrap();
-    let engine = Engine::builder(store).register("m", handler).start().await.unwrap();
+    let builder = Engine::builder(store).register("m", handler);
+    let engine = builder.saga_runner("steps", MethodOptions::default(), Nothing).start().await.unwrap();
     let quick = Policy { backoff: Backoff::fixed(Duration::from_millis(1)), jitter: Jitter::None, ..Policy::default() };
     for n in 0..5u64 {
         engine.enqueue(NewTask::new("m", &n).unwrap().policy(quick.clone())).await.unwrap();
@@ -61,7 +81,19 @@ async fn every_transition_is_counted_under_its_word() {
     while ["done", "dead", "cancelled"].map(|name| counted.of(name)).iter().sum::<u64>() < 5 {
         tokio::task::yield_now().await;
     }
+    // Names that nobody has registered are the caller's, and would be labels for good.
+    for n in 0..3 {
+        engine.enqueue(NewTask::new(format!("x-{n}"), &n).unwrap()).await.unwrap();
+        let step = StepDef { name: "a".into(), method: Some("steps".into()), ..StepDef::default() };
+        let order = Definition { name: format!("order-{n}"), steps: vec![step], ..Definition::default() };
+        engine.sagas().start_with(order, &n.to_string(), n.into()).await.unwrap();
+    }
+    while counted.under("saga_ended", "other") < 3 {
+        tokio::task::yield_now().await;
+    }
     engine.stop().await;
+    assert_eq!(counted.under("enqueued", "other"), 3);
+    assert!(!counted.labels().iter().any(|label| label.starts_with("x-") || label.starts_with("order-")));
     let words = ["enqueued", "started", "done", "failed", "postponed", "cancelled", "dead", "rescued", "lost"];
     assert_eq!(words.map(|word| counted.of(word)), [5, 7, 3, 1, 1, 1, 1, 0, 0]);
     assert_eq!(counted.of("claimed"), 2, "the others were handed over");

@@ -4,6 +4,7 @@
 //! before its own, or for what the input does not have; an address that may not be called; a step that changes something and does not say
 //! how to undo that.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use redrive::saga::{Definition, MOST_STEPS, Op, StepDef, UndoKind, With};
@@ -11,7 +12,7 @@ use redrive::{Error, Problems, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::template::{Encoding, Reference, Root, Template, Values, fill, templates_in};
+use super::template::{Encoding, Reference, Room, Root, Template, Values, fill, templates_in};
 use super::{METHOD, part_of_target};
 use crate::http::{HttpDelivery, HttpRequest};
 
@@ -54,9 +55,10 @@ impl Spec {
 }
 
 impl Asks {
-    /// With values in place of templates, or what is missing.
+    /// With values in place of templates, or what is missing, or what is too large with them.
     pub(super) fn request(&self, values: &impl Values) -> Result<HttpRequest, String> {
-        let text = |text: &str, encoding| Template::parse(text)?.text(values, encoding);
+        let mut room = Room::default();
+        let mut text = |text: &str, encoding| Template::parse(text)?.text(values, encoding, &mut room);
         let url = text(&self.url, Encoding::Url)?;
         let mut request = match &self.target {
             Some(target) => HttpRequest::to_target(target, url),
@@ -66,7 +68,7 @@ impl Asks {
         for (name, value) in &self.headers {
             request.headers.insert(name.clone(), text(value, Encoding::Plain)?);
         }
-        match fill(&self.body, values)? {
+        match fill(&self.body, values, &mut Room::default())? {
             Value::Null => Ok(request),
             Value::String(body) if self.body.is_string() => Ok(request.with_body(body)),
             body => {
@@ -77,6 +79,18 @@ impl Asks {
                 Ok(request.with_body(body.to_string()))
             }
         }
+    }
+
+    /// Whether its address leads to the same host and port whatever the values are. Asked of the parser that will read it: there are more
+    /// ways to write an address than `https://host/`.
+    fn has_fixed_host(&self) -> bool {
+        let origin = |value| {
+            let url = Template::parse(&self.url)?.text(&Sample(value), Encoding::Url, &mut Room::default())?;
+            url::Url::parse(&url).map(|url| url.origin()).map_err(|e| e.to_string())
+        };
+        self.target.is_some()
+            || !self.url.contains("{{")
+            || matches!((origin("1"), origin("2")), (Ok(a), Ok(b)) if a == b)
     }
 
     /// Whether it changes nothing there, as HTTP has it.
@@ -255,26 +269,25 @@ impl Checks<'_> {
         for nothing in templates.iter().flat_map(|template| template.missing_in(self.input)) {
             problems.add(at, format!("there is no {nothing}"));
         }
-        let authority = asks.url.split('/').take(if asks.url.contains("://") { 3 } else { 0 }).collect::<String>();
-        problems.require(!authority.contains("{{"), at, || "no template can be in the host of an address".into());
+        problems.require(asks.has_fixed_host(), at, || "no template can be in the host of an address".into());
         if let Some(Err(Error::Invalid(wrong))) =
-            asks.request(&Sample).ok().map(|request| self.delivery.check(&request))
+            asks.request(&Sample("x")).ok().map(|request| self.delivery.check(&request))
         {
             problems.nest(at, wrong);
         }
     }
 }
 
-/// To see whether a request could be sent once there are values: each is `x`, whatever is below it.
-struct Sample;
+/// To see whether a request could be sent once there are values: each is this one, whatever is below it.
+struct Sample(&'static str);
 
 impl Values for Sample {
-    fn value(&self, _: &Root) -> Option<Value> {
+    fn value(&self, _: &Root) -> Option<Cow<'_, Value>> {
         None
     }
 
-    fn at(&self, _: &Reference) -> Option<Value> {
-        Some(json!("x"))
+    fn at(&self, _: &Reference) -> Option<Cow<'_, Value>> {
+        Some(Cow::Owned(json!(self.0)))
     }
 }
 
@@ -290,4 +303,36 @@ fn ancestors<'d>(definition: &'d Definition, name: &str) -> BTreeSet<&'d str> {
         }
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_the_same_whatever_the_values_are() {
+        let fixed = |url: &str| Asks { url: url.into(), ..Asks::default() }.has_fixed_host();
+        for url in [
+            "https://h.example.org/{{input.x}}",
+            "https://h?q={{input.x}}",
+            "http://h:81/a{{key}}/b",
+            "not {an} address",
+        ] {
+            assert!(fixed(url), "{url}");
+        }
+        for url in [
+            "https://{{input.host}}/x",
+            "https:{{input.host}}/x",
+            "https:/{{input.host}}/x",
+            "https:///{{input.host}}/x",
+            "https:/{{input.none}}/h.example.org/x",
+            "https:\\\\{{input.host}}/x",
+            "https://h.example.org{{input.host}}/x",
+            "https://h.example.org:{{input.port}}/x",
+            "{{input.scheme}}://h.example.org/x",
+            "{{input.url}}",
+        ] {
+            assert!(!fixed(url), "{url}");
+        }
+    }
 }

@@ -19,6 +19,7 @@
 //!
 //! What came of a step, for those after it: `{"status": 201, "headers": {…}, "body": …}`.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use redrive::Failure;
@@ -100,11 +101,12 @@ impl StepRunner for HttpSteps {
 
 fn request(asks: &Asks, cx: &StepCx) -> Result<HttpRequest, StepError> {
     let mut request = asks.request(&Known(cx)).map_err(StepError::refused)?;
+    sendable(&request).map_err(StepError::refused)?;
+    request.validate().map_err(StepError::refused)?; // once more: of what it is with its values only a sample was known
     request.headers.insert("idempotency-key".into(), visible(&cx.key()));
     for (name, value) in [("saga", cx.saga_id()), ("saga-step", &cx.place()), ("saga-op", cx.op().as_str())] {
         request.headers.insert(format!("redrive-{name}"), visible(value));
     }
-    sendable(&request).map_err(StepError::refused)?;
     Ok(request)
 }
 
@@ -134,15 +136,15 @@ fn sendable(request: &HttpRequest) -> Result<(), String> {
 struct Known<'a>(&'a StepCx);
 
 impl Values for Known<'_> {
-    fn value(&self, root: &Root) -> Option<Value> {
+    fn value(&self, root: &Root) -> Option<Cow<'_, Value>> {
         let cx = self.0;
         match root {
-            Root::Input => Some(cx.input().clone()),
-            Root::Step(name) => cx.value_of(name).cloned(),
-            Root::Own => cx.value_of(cx.step()).cloned(),
-            Root::Key => Some(cx.key().into()),
-            Root::RunKey => Some(visible(&cx.run_key()).into()),
-            Root::SagaId => Some(cx.saga_id().into()),
+            Root::Input => Some(Cow::Borrowed(cx.input())),
+            Root::Step(name) => cx.value_of(name).map(Cow::Borrowed),
+            Root::Own => cx.value_of(cx.step()).map(Cow::Borrowed),
+            Root::Key => Some(Cow::Owned(cx.key().into())),
+            Root::RunKey => Some(Cow::Owned(visible(&cx.run_key()).into())),
+            Root::SagaId => Some(Cow::Owned(cx.saga_id().into())),
         }
     }
 }

@@ -3,8 +3,16 @@
 //! Between the braces is a path; or several with `|` between them, of which the first that there is counts:
 //! `{{self.body.id | key}}`. A text that is nothing but one template becomes the value itself, so numbers stay numbers; within a
 //! text, and in addresses and headers, values are written out. In an address they are encoded, so no value can change where it leads.
+//!
+//! One value can be asked for many times, and would then be there as often. So what is put in is counted before it is put in, and what has
+//! no [`Room`] is refused.
+
+use std::borrow::Cow;
 
 use serde_json::Value;
+
+/// How much a request may be with its values: as much as the longest body.
+const MOST_BYTES: usize = 1 << 20;
 
 /// Where a path may begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,16 +51,52 @@ enum Piece {
 
 /// Where values come from.
 pub(super) trait Values {
-    fn value(&self, root: &Root) -> Option<Value>;
+    fn value(&self, root: &Root) -> Option<Cow<'_, Value>>;
 
     /// What is at a path; null is nothing.
-    fn at(&self, path: &Reference) -> Option<Value> {
-        let root = self.value(&path.root)?;
-        let below = path.fields.iter().try_fold(&root, |value, field| match value {
-            Value::Array(items) => items.get(field.parse::<usize>().ok()?),
-            other => other.get(field),
-        });
-        below.filter(|value| !value.is_null()).cloned()
+    fn at(&self, path: &Reference) -> Option<Cow<'_, Value>> {
+        let found = match self.value(&path.root)? {
+            Cow::Borrowed(root) => path.below(root).map(Cow::Borrowed),
+            Cow::Owned(root) => path.below(&root).cloned().map(Cow::Owned),
+        };
+        found.filter(|value| !value.is_null())
+    }
+}
+
+/// How much may still be put in.
+#[derive(Debug)]
+pub(super) struct Room(usize);
+
+impl Default for Room {
+    fn default() -> Self {
+        Self(MOST_BYTES)
+    }
+}
+
+impl Room {
+    fn take(&mut self, bytes: usize) -> Result<(), String> {
+        let left = self.0.checked_sub(bytes);
+        self.0 = left.ok_or_else(|| {
+            format!(
+                "with its values it would be of more than {MOST_BYTES} bytes; ask for the parts of them that are needed"
+            )
+        })?;
+        Ok(())
+    }
+
+    /// A value that is put in.
+    fn take_value(&mut self, value: &Value) -> Result<(), String> {
+        self.take(length(value))
+    }
+}
+
+/// About how many bytes it has when it is written out.
+fn length(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(|item| length(item) + 1).sum::<usize>() + 2,
+        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + length(value) + 4).sum::<usize>() + 2,
+        other => other.to_string().len(),
     }
 }
 
@@ -103,8 +147,8 @@ impl Template {
     }
 
     /// Written out, or what is missing, or cannot be in an address.
-    pub(super) fn text(&self, values: &impl Values, encoding: Encoding) -> Result<String, String> {
-        let text = self.written(values, encoding)?;
+    pub(super) fn text(&self, values: &impl Values, encoding: Encoding, room: &mut Room) -> Result<String, String> {
+        let text = self.written(values, encoding, room)?;
         match encoding == Encoding::Url && self.leads_astray(&text) {
             true => Err("a value in an address must not be empty, nor `.` or `..` as a part of its path".into()),
             false => Ok(text),
@@ -124,12 +168,17 @@ impl Template {
         })
     }
 
-    fn written(&self, values: &impl Values, encoding: Encoding) -> Result<String, String> {
+    fn written(&self, values: &impl Values, encoding: Encoding, room: &mut Room) -> Result<String, String> {
         self.0.iter().try_fold(String::new(), |mut out, piece| {
             match piece {
-                Piece::Text(text) => out.push_str(text),
+                Piece::Text(text) => {
+                    room.take(text.len())?;
+                    out.push_str(text);
+                }
                 Piece::Value(any) => {
-                    let text = written(&first(any, values)?);
+                    let value = first(any, values)?;
+                    room.take_value(&value)?;
+                    let text = written(&value);
                     match encoding {
                         Encoding::Plain => out.push_str(&text),
                         Encoding::Url => out.extend(url::form_urlencoded::byte_serialize(text.as_bytes()).map(spaced)),
@@ -141,10 +190,14 @@ impl Template {
     }
 
     /// The value itself if there is nothing else, or the text.
-    fn value(&self, values: &impl Values) -> Result<Value, String> {
+    fn value(&self, values: &impl Values, room: &mut Room) -> Result<Value, String> {
         match self.0.as_slice() {
-            [Piece::Value(any)] => first(any, values),
-            _ => self.text(values, Encoding::Plain).map(Value::String),
+            [Piece::Value(any)] => {
+                let value = first(any, values)?;
+                room.take_value(&value)?;
+                Ok(value.into_owned())
+            }
+            _ => self.text(values, Encoding::Plain, room).map(Value::String),
         }
     }
 }
@@ -159,7 +212,7 @@ fn spaced(part: &str) -> &str {
     if part == "+" { "%20" } else { part }
 }
 
-fn first(any: &[Reference], values: &impl Values) -> Result<Value, String> {
+fn first<'v>(any: &[Reference], values: &'v impl Values) -> Result<Cow<'v, Value>, String> {
     any.iter().find_map(|path| values.at(path)).ok_or_else(|| format!("there is no {}", nor(any)))
 }
 
@@ -171,14 +224,14 @@ fn nor(any: &[Reference]) -> String {
 struct InputAlone<'a>(&'a Value);
 
 impl Values for InputAlone<'_> {
-    fn value(&self, root: &Root) -> Option<Value> {
-        (*root == Root::Input).then(|| self.0.clone())
+    fn value(&self, root: &Root) -> Option<Cow<'_, Value>> {
+        (*root == Root::Input).then_some(Cow::Borrowed(self.0))
     }
 }
 
 /// A text as it is, everything else as JSON.
-fn written(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+fn written(value: &Value) -> Cow<'_, str> {
+    value.as_str().map_or_else(|| value.to_string().into(), Cow::Borrowed)
 }
 
 impl Reference {
@@ -198,6 +251,14 @@ impl Reference {
         if fields.iter().any(String::is_empty) { Err(unknown()) } else { Ok(Self { root, fields }) }
     }
 
+    /// What it leads to.
+    fn below<'v>(&self, root: &'v Value) -> Option<&'v Value> {
+        self.fields.iter().try_fold(root, |value, field| match value {
+            Value::Array(items) => items.get(field.parse::<usize>().ok()?),
+            other => other.get(field),
+        })
+    }
+
     fn shown(&self) -> String {
         let root = match &self.root {
             Root::Input => "input".to_owned(),
@@ -212,15 +273,14 @@ impl Reference {
 }
 
 /// A JSON value in which every text may have templates.
-pub(super) fn fill(json: &Value, values: &impl Values) -> Result<Value, String> {
+pub(super) fn fill(json: &Value, values: &impl Values, room: &mut Room) -> Result<Value, String> {
     match json {
-        Value::String(text) => Template::parse(text)?.value(values),
-        Value::Array(items) => items.iter().map(|item| fill(item, values)).collect(),
-        Value::Object(fields) => fields
-            .iter()
-            .map(|(name, value)| Ok((name.clone(), fill(value, values)?)))
-            .collect::<Result<_, String>>()
-            .map(Value::Object),
+        Value::String(text) => Template::parse(text)?.value(values, room),
+        Value::Array(items) => items.iter().map(|item| fill(item, values, room)).collect(),
+        Value::Object(fields) => {
+            let filled = fields.iter().map(|(name, value)| Ok((name.clone(), fill(value, values, room)?)));
+            filled.collect::<Result<_, String>>().map(Value::Object)
+        }
         other => Ok(other.clone()),
     }
 }
@@ -251,32 +311,33 @@ mod tests {
     struct One(String);
 
     impl Values for One {
-        fn value(&self, _: &Root) -> Option<Value> {
-            Some(self.0.clone().into())
+        fn value(&self, _: &Root) -> Option<Cow<'_, Value>> {
+            Some(Cow::Owned(self.0.clone().into()))
         }
     }
 
     struct Some7;
 
     impl Values for Some7 {
-        fn value(&self, root: &Root) -> Option<Value> {
-            match root {
-                Root::Input => Some(json!({ "who": "Ada & co/../x", "n": 7, "list": [{ "id": 1 }], "none": null })),
-                Root::Step(name) if name == "hotel" => Some(json!({ "status": 201, "body": { "id": 42 } })),
-                Root::Key => Some(json!("trip-7/flight/run")),
-                _ => None,
-            }
+        fn value(&self, root: &Root) -> Option<Cow<'_, Value>> {
+            let value = match root {
+                Root::Input => json!({ "who": "Ada & co/../x", "n": 7, "list": [{ "id": 1 }], "none": null }),
+                Root::Step(name) if name == "hotel" => json!({ "status": 201, "body": { "id": 42 } }),
+                Root::Key => json!("trip-7/flight/run"),
+                _ => return None,
+            };
+            Some(Cow::Owned(value))
         }
     }
 
     fn text(template: &str, encoding: Encoding) -> Result<String, String> {
-        Template::parse(template)?.text(&Some7, encoding)
+        Template::parse(template)?.text(&Some7, encoding, &mut Room::default())
     }
 
     #[test]
     fn values_are_put_in() {
-        let filled =
-            fill(&json!({ "a": "{{input.n}}", "b": "no. {{ input.n }}", "c": ["{{input.list}}"], "d": 1 }), &Some7);
+        let asked = json!({ "a": "{{input.n}}", "b": "no. {{ input.n }}", "c": ["{{input.list}}"], "d": 1 });
+        let filled = fill(&asked, &Some7, &mut Room::default());
         assert_eq!(filled, Ok(json!({ "a": 7, "b": "no. 7", "c": [[{ "id": 1 }]], "d": 1 })));
         assert_eq!(text("/h/{{steps.hotel.body.id}}/{{input.list.0.id}}", Encoding::Plain).unwrap(), "/h/42/1");
         assert_eq!(text("{{self.body.id | key}}", Encoding::Plain).unwrap(), "trip-7/flight/run");
@@ -285,8 +346,9 @@ mod tests {
     #[test]
     fn no_value_changes_where_an_address_leads() {
         assert_eq!(text("/p/{{input.who}}", Encoding::Url).unwrap(), "/p/Ada%20%26%20co%2F..%2Fx");
-        let with =
-            |template: &str, value: &str| Template::parse(template).unwrap().text(&One(value.into()), Encoding::Url);
+        let with = |template: &str, value: &str| {
+            Template::parse(template).unwrap().text(&One(value.into()), Encoding::Url, &mut Room::default())
+        };
         for (template, value) in [
             ("/p/{{input}}", ".."),
             ("/p/{{input}}/cancel", "."),
@@ -304,6 +366,22 @@ mod tests {
         {
             assert!(with(template, value).is_ok(), "{template} with {value:?}");
         }
+    }
+
+    #[test]
+    fn what_is_asked_for_again_and_again_has_an_end() {
+        let kib = One("x".repeat(1024));
+        let times = |n: usize, template: &str| fill(&json!(vec![template; n]), &kib, &mut Room::default());
+        assert!(times(1024, "{{input}}").is_ok(), "as much as a body may be");
+        // Refused when it is too much, not when all of it is there: that would be 80 GiB.
+        let most = One("x".repeat(MOST_BYTES));
+        let said = fill(&json!(vec!["{{input}}"; 80_000]), &most, &mut Room::default()).unwrap_err();
+        assert!(said.contains("more than 1048576 bytes"), "{said}");
+        for template in ["{{input}}", "a {{input}}", "{{input}}{{input}}"] {
+            assert!(times(1025, template).is_err(), "{template}");
+        }
+        let long = "{{input}}".repeat(1025);
+        assert!(Template::parse(&long).unwrap().text(&kib, Encoding::Url, &mut Room::default()).is_err());
     }
 
     #[test]
@@ -335,10 +413,20 @@ mod tests {
             _ = text(&template, Encoding::Url);
         }
 
+        /// However values and templates are, no more is put in than there is room for.
+        #[test]
+        fn what_is_put_in_has_room(n in 1usize..3_000, length in 0usize..3_000, within in any::<bool>()) {
+            let template = if within { "a {{input}}" } else { "{{input}}" };
+            let filled = fill(&json!(vec![template; n]), &One("x".repeat(length)), &mut Room::default());
+            let whole = n * (length + if within { 2 } else { 0 });
+            prop_assert_eq!(filled.is_ok(), whole <= MOST_BYTES, "{} bytes", whole);
+        }
+
         /// What goes into an address is one part of it.
         #[test]
         fn values_in_addresses_are_one_part(value in prop_oneof![any::<String>(), "[.%2eE/]{0,3}"]) {
-            let Ok(path) = Template::parse("/a/{{input}}/b").unwrap().text(&One(value), Encoding::Url) else { return Ok(()) };
+            let template = Template::parse("/a/{{input}}/b").unwrap();
+            let Ok(path) = template.text(&One(value), Encoding::Url, &mut Room::default()) else { return Ok(()) };
             prop_assert_eq!(path.matches('/').count(), 3);
             prop_assert!(!path.contains(['?', '#', '\\', ' ']));
             let url = url::Url::parse("https://h").unwrap().join(&path).unwrap();

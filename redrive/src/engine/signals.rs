@@ -3,19 +3,21 @@
 //!
 //! | metric | what |
 //! | --- | --- |
-//! | `redrive_enqueued`, `redrive_claimed`, `redrive_started`, `redrive_done`, `redrive_failed`, `redrive_postponed`, `redrive_cancelled`, `redrive_dead`, `redrive_rescued`, `redrive_lost` | counters by `method` |
+//! | `redrive_enqueued`, `redrive_claimed`, `redrive_started`, `redrive_done`, `redrive_failed`, `redrive_postponed`, `redrive_cancelled`, `redrive_dead`, `redrive_rescued`, `redrive_lost` | counters by `method`; those that this node does not handle are `other` |
 //! | `redrive_start_lag_seconds`, `redrive_attempt_seconds` | histograms by `method`: from due to started, from started to ended |
 //! | `redrive_insert_batch`, `redrive_scan_rows`, `redrive_claim_batch`, `redrive_settle_batch` | histograms: rows of a statement |
-//! | `redrive_depth`, `redrive_lag_seconds`, `redrive_oldest_due_seconds` | gauges by `method`, from one node of the cluster; 0, 0 and NaN from the others |
+//! | `redrive_depth`, `redrive_lag_seconds`, `redrive_oldest_due_seconds` | gauges by `method`, from one node of the cluster; 0, 0 and NaN from the others. Of those that no node handles, the first 100, the rest as `other` |
 //! | `redrive_dead_letters` | gauge by `reason`: letters that wait for a person, from one node of the cluster |
 //! | `redrive_tables_past_retention` | gauge: monthly tables that are kept because of tasks in them |
 //! | `redrive_view_age_seconds` | gauge: how old this node's view of the others is |
 //! | `redrive_unhandled` | gauge: tasks of methods that no live node handles |
 //! | `redrive_fenced` | counter: nodes that this one declared dead |
-//! | `redrive_saga_ended` | counter by `saga` and `state`: sagas that have ended |
+//! | `redrive_saga_ended` | counter by `saga` and `state`: sagas that have ended; those that were not registered here are `other` |
 //! | `redrive_saga_stuck` | gauge: sagas that wait for a person, from one node of the cluster |
 //! | `redrive_saga_batch` | histogram: sagas of one write |
 //! | `redrive_notices_sent`, `redrive_notices_failed`, `redrive_reminders_sent` | counters by `channel`: messages to people |
+//!
+//! A recorder forgets no label, and whoever enqueues and starts chooses the names: so only names that somebody registered are labels.
 //!
 //! An attempt runs in the span `attempt` (level DEBUG: task, method, attempt, node), so what a handler logs says which task
 //! it was for. It is at that level because a span costs more than all else that a plain attempt does here.
@@ -29,6 +31,9 @@ use crate::task::Task;
 
 use super::events::Listeners;
 use super::history::Tally;
+
+/// The label of all that nobody here has registered.
+pub(super) const OTHER: &str = "other";
 
 /// A transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +125,7 @@ impl Signals {
         self.listeners.of_task(signal.name().trim_start_matches("redrive_"), task);
         match self.methods.get(&task.method).and_then(|method| method.counters.get(signal as usize)) {
             Some(counter) => counter.increment(1),
-            None => counter!(signal.name(), "method" => task.method.clone()).increment(1),
+            None => counter!(signal.name(), "method" => OTHER).increment(1),
         }
     }
 

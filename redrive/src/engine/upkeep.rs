@@ -16,6 +16,7 @@ use crate::task::Lane;
 
 use super::Shared;
 use super::history::{Recorder, Seen};
+use super::signals::OTHER;
 
 const EVERY: Duration = Duration::from_secs(15);
 
@@ -76,8 +77,9 @@ impl Shared {
         gauges.report_dead(by_reason);
         gauges.report_stuck(self.store.count_stuck_sagas().await?);
         let (depths, now) = (self.store.depths().await?, self.clock.now());
-        gauges.report(&depths, now);
-        self.report_unhandled(&depths).await?;
+        let handled = self.handled().await?;
+        gauges.report(&depths, &handled, now);
+        self.report_unhandled(&depths, &handled);
         let first = depths.iter().filter_map(|depth| depth.oldest_due).min();
         let waiting = depths.iter().map(|depth| depth.depth).sum();
         Ok(Some(Seen { waiting, letters: letters.n, lag: first.map_or(Duration::ZERO, |due| now.since(due)) }))
@@ -96,11 +98,15 @@ impl Shared {
         }
     }
 
+    /// The methods that some live node handles.
+    async fn handled(&self) -> Result<HashSet<String>> {
+        let alive = self.store.nodes().await?.into_iter().filter(|node| !node.dead);
+        Ok(alive.flat_map(|node| node.registration.methods).collect())
+    }
+
     /// What nobody handles.
-    async fn report_unhandled(&self, depths: &[MethodDepth]) -> Result<()> {
-        let nodes = self.store.nodes().await?;
-        let alive = nodes.iter().filter(|node| !node.dead).flat_map(|node| &node.registration.methods);
-        let handled: HashSet<Lane> = alive.map(|method| Lane::of(method)).collect();
+    fn report_unhandled(&self, depths: &[MethodDepth], handled: &HashSet<String>) {
+        let handled: HashSet<Lane> = handled.iter().map(|method| Lane::of(method)).collect();
         let mut unhandled = 0;
         for lane in depths {
             if !handled.contains(&Lane::of(&lane.method)) {
@@ -109,29 +115,58 @@ impl Shared {
             }
         }
         metrics::gauge!("redrive_unhandled").set(unhandled as f64);
-        Ok(())
     }
 }
+
+/// How many methods that nobody handles are told of by name. Whoever enqueues chooses names, and no label is ever forgotten.
+const MOST_UNHANDLED: usize = 100;
 
 /// What this node has told of methods and dead letters. It tells only while it does the upkeep, and takes back what is not so any
 /// more: a gauge keeps its value until it is set again.
 #[derive(Debug, Default)]
 struct Gauges {
     methods: HashSet<String>,
+    /// How many of these nobody handled.
+    unhandled: usize,
     is_telling: bool,
 }
 
 impl Gauges {
     /// How much waits of each method, and since when.
-    fn report(&mut self, depths: &[MethodDepth], now: Timestamp) {
+    fn report(&mut self, depths: &[MethodDepth], handled: &HashSet<String>, now: Timestamp) {
         self.is_telling = true;
-        let there: HashSet<&str> = depths.iter().map(|depth| &*depth.method).collect();
-        self.methods
-            .iter()
-            .filter(|method| !there.contains(&***method))
-            .for_each(|method| Self::tell(method, 0, None, now));
-        depths.iter().for_each(|depth| Self::tell(&depth.method, depth.depth, depth.oldest_due, now));
-        self.methods.extend(there.into_iter().map(str::to_owned));
+        let there = self.by_label(depths, handled);
+        let gone = self.methods.iter().filter(|method| !there.contains_key(&**method));
+        gone.for_each(|method| Self::tell(method, 0, None, now));
+        there.iter().for_each(|(label, (depth, oldest_due))| Self::tell(label, *depth, *oldest_due, now));
+    }
+
+    /// What is told under each label. The deepest come first to one of their own.
+    fn by_label(
+        &mut self,
+        depths: &[MethodDepth],
+        handled: &HashSet<String>,
+    ) -> HashMap<String, (u64, Option<Timestamp>)> {
+        let mut deepest: Vec<&MethodDepth> = depths.iter().collect();
+        deepest.sort_by_key(|depth| std::cmp::Reverse(depth.depth));
+        let mut all: HashMap<String, (u64, Option<Timestamp>)> = HashMap::new();
+        for depth in deepest {
+            let (n, oldest_due) = all.entry(self.label(&depth.method, handled)).or_default();
+            *n += depth.depth;
+            *oldest_due = [*oldest_due, depth.oldest_due].into_iter().flatten().min();
+        }
+        all
+    }
+
+    /// Its name, if somebody handles it or there is room for one more that nobody does.
+    fn label(&mut self, method: &str, handled: &HashSet<String>) -> String {
+        let is_handled = handled.contains(method);
+        let named = self.methods.contains(method) || is_handled || self.unhandled < MOST_UNHANDLED;
+        let label = if named { method } else { OTHER };
+        if self.methods.insert(label.to_owned()) && label == method && !is_handled {
+            self.unhandled += 1;
+        }
+        label.to_owned()
     }
 
     fn tell(method: &str, depth: u64, oldest_due: Option<Timestamp>, now: Timestamp) {
@@ -160,11 +195,48 @@ impl Gauges {
     /// Somebody else tells of them.
     fn clear(&mut self) {
         if std::mem::take(&mut self.is_telling) {
-            self.report(&[], Timestamp::from_millis(0));
+            self.report(&[], &HashSet::new(), Timestamp::from_millis(0));
             self.report_dead(Vec::new());
             self.report_stuck(0);
             metrics::gauge!("redrive_unhandled").set(0.0);
             self.is_telling = false;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn depth(method: &str, depth: u64) -> MethodDepth {
+        MethodDepth { method: method.into(), depth, oldest_due: Some(Timestamp::from_millis(depth as i64)) }
+    }
+
+    #[test]
+    fn whatever_callers_name_there_are_so_many_labels() {
+        let (mut gauges, handled) = (Gauges::default(), HashSet::from(["m".to_owned()]));
+        // New names all the time, as over the API; the later ones are the deeper ones.
+        for round in 0..10u64 {
+            let strangers = (0..1_000).map(|n| depth(&format!("x-{round}-{n}"), 10 + n));
+            let told = gauges.by_label(&strangers.chain([depth("m", 5)]).collect::<Vec<_>>(), &handled);
+            assert_eq!(told["m"], (5, Some(Timestamp::from_millis(5))));
+            let all = told.values().map(|(depth, _)| depth).sum::<u64>();
+            assert_eq!(all, 5 + (0..1_000).map(|n| 10 + n).sum::<u64>(), "nothing is left out");
+            assert_eq!(told[OTHER].1, Some(Timestamp::from_millis(10)), "since the first of them is due");
+            assert!(told.contains_key("x-0-999") == (round == 0) && !told.contains_key("x-0-899"), "the deepest");
+        }
+        assert_eq!(gauges.methods.len(), MOST_UNHANDLED + 2);
+    }
+
+    #[test]
+    fn a_method_that_is_handled_has_its_name_whatever_others_there_are() {
+        let mut gauges = Gauges::default();
+        let strangers: Vec<_> = (0..200).map(|n| depth(&format!("x-{n}"), 1)).collect();
+        gauges.by_label(&strangers, &HashSet::new());
+        let handled: HashSet<String> = (0..200).map(|n| format!("m-{n}")).collect();
+        let own: Vec<_> = handled.iter().map(|method| depth(method, 1)).collect();
+        assert_eq!(gauges.by_label(&own, &handled).len(), 200);
+        // Its nodes are gone: it is still told of.
+        assert!(gauges.by_label(&own, &HashSet::new()).contains_key("m-7"));
     }
 }

@@ -308,7 +308,7 @@ impl Store {
         self.options().max_params
     }
 
-    /// As it is stored: encrypted, if everything is.
+    /// As it is stored: encrypted, if everything is. What was written before it was stays as it is, and is read as it is.
     pub(crate) fn seal_saga(&self, id: &str, json: String) -> Result<String> {
         match self.keyring().filter(|ring| ring.encrypts_all()) {
             Some(ring) => ring.seal(id, &json),
@@ -323,7 +323,7 @@ impl Store {
             true => open(self.keyring(), id, &text).map_err(|why| unreadable(id, &why)),
         };
         let broken = |e: serde_json::Error| unreadable(id, &e.to_string());
-        let definition = serde_json::from_str(&stored.definition).map_err(broken)?;
+        let definition = serde_json::from_str(&plain(stored.definition)?).map_err(broken)?;
         let input = serde_json::from_str(&plain(stored.input)?).map_err(broken)?;
         let mut journal = Vec::with_capacity(stored.events.len());
         for (seq, at, event) in stored.events {

@@ -34,6 +34,7 @@ stores!(
     many_at_once,
     what_is_encrypted_cannot_be_read,
     a_result_that_is_no_success_is_tried_again,
+    what_was_written_in_the_clear_is_read_with_keys,
 );
 
 async fn all_steps_run_once_in_their_order(db: Db) {
@@ -459,6 +460,18 @@ async fn many_at_once(db: Db) {
     engine.stop().await;
 }
 
+async fn what_was_written_in_the_clear_is_read_with_keys(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    engine.sagas().start_with(trip(), "t", json!("4711")).await.unwrap();
+    let ended = settled(&engine, "t").await;
+    engine.stop().await;
+    let mut options = options();
+    options.keyring = Some(redrive::Keyring::new("k", [7; 32]).unwrap().encrypt_all());
+    let read = redrive::Store::open_with(&db.url, options).await.unwrap().saga("t").await.unwrap().unwrap();
+    assert_eq!((read.summary.state, read.definition, read.input), (ended, trip(), json!("4711")));
+}
+
 async fn what_is_encrypted_cannot_be_read(db: Db) {
     let mut options = options();
     options.keyring = Some(redrive::Keyring::new("k", [7; 32]).unwrap().encrypt_all());
@@ -469,6 +482,9 @@ async fn what_is_encrypted_cannot_be_read(db: Db) {
     engine.sagas().start_with(trip(), "t", json!("4711")).await.unwrap();
     assert_eq!(settled(&engine, "t").await, SagaState::Compensated);
     engine.stop().await;
+    assert_eq!(store.saga("t").await.unwrap().unwrap().definition, trip(), "read as it was");
+    let plain = "SELECT COUNT(*) FROM redrive_saga WHERE definition LIKE '%hotel%' OR definition NOT LIKE '\"redrive:aes256gcm:k:%'";
+    assert_eq!(db.sql(plain).await, Some(0), "requests have secrets in them, too");
     for (table, column) in [("redrive_saga_event", "event"), ("redrive_saga", "input")] {
         // Sealed text is base64: it has no quotes within.
         let plain = format!(

@@ -33,6 +33,7 @@ use crate::task::Task;
 use super::memory::{Kept, Memory, broken};
 use super::tell::{Outcome, Tell};
 use crate::engine::events::Event as Told;
+use crate::engine::signals::OTHER;
 use crate::engine::{Shared, inserter, lock};
 
 /// Most sagas and bytes of a flush.
@@ -353,7 +354,9 @@ impl Shared {
         };
         let mut begins = outcome.begins.clone();
         if let Some(begins) = &mut begins {
-            begins.input = self.store.seal_saga(id, std::mem::take(&mut begins.input))?;
+            for text in [&mut begins.definition, &mut begins.input] {
+                *text = self.store.seal_saga(id, std::mem::take(text))?;
+            }
         }
         let mut tasks: Vec<Task> = Vec::with_capacity(outcome.start.len());
         for (work, committed) in &outcome.start {
@@ -442,7 +445,8 @@ fn tell_state(shared: &Shared, id: &str, state: &State, word: SagaState) {
         tracing::error!(saga = id, name, "a saga is stuck and needs a person");
     }
     if word.is_final() {
-        metrics::counter!("redrive_saga_ended", "saga" => name.clone(), "state" => word.as_str()).increment(1);
+        let label = if shared.sagas.named.contains_key(name) { name } else { OTHER };
+        metrics::counter!("redrive_saga_ended", "saga" => label.to_owned(), "state" => word.as_str()).increment(1);
     }
     shared.signals.listeners.tell(|| Told::Saga { id: id.to_owned(), name: name.clone(), state: word });
 }
