@@ -176,6 +176,57 @@ fn what_is_wrong_is_said_as_a_problem() {
     }
 }
 
+#[tokio::test]
+async fn redrive_s_own_methods_are_not_named_from_outside() {
+    let server = Server::start("[targets.billing]\nbase_url = 'https://billing.example.org'");
+    let refused = |method: &str, path: &str, body: &Value, field: &str| {
+        let (status, problem) = server.json(method, path, body);
+        assert_eq!((status, &problem["errors"][0]["field"]), (422, &json!(field)), "{path} {body}: {problem}");
+        assert!(problem["detail"].as_str().unwrap().contains("redrive's own"), "{problem}");
+    };
+    let own = ["http", "http.billing", "saga.http", "redrive.saga.ended"];
+    for method in own {
+        refused("POST", "/api/v1/tasks", &json!({ "method": method, "params": {} }), "method");
+        let (_, _, line) = server.said("POST", "/api/v1/tasks/bulk", &format!("{{\"method\": \"{method}\"}}"));
+        assert!(line.contains("\"problem\"") && line.contains("redrive's own"), "{line}");
+    }
+    let request = json!({ "url": "https://example.org" });
+    for field in ["on_success", "on_final_failure"] {
+        let policy = json!({ field: "redrive.saga.ended" });
+        refused("POST", "/api/v1/tasks", &json!({ "method": "m", "policy": policy }), field);
+        refused("POST", "/api/v1/tasks", &json!({ "http": request, "policy": policy }), field);
+        refused("POST", "/api/v1/tasks", &json!({ "http": request, "policy": policy, "wait": true }), field);
+        let bulk = json!({ "action": "redrive", "filter": {}, "policy": policy });
+        refused("POST", "/api/v1/dead/actions", &bulk, field);
+        let path = format!("defaults.{field}");
+        refused("PUT", &format!("/api/v1/settings/{path}"), &json!({ "value": "saga.http" }), &path);
+    }
+    assert_eq!(server.json("GET", "/api/v1/overview", &Value::Null).1["pending"]["n"], 0);
+
+    let id = server.json("POST", "/api/v1/tasks", &json!({ "method": "m" })).1["id"].as_str().unwrap().to_owned();
+    let policy = json!({ "on_final_failure": "redrive.saga.ended" });
+    refused("PUT", &format!("/api/v1/tasks/{id}/policy"), &policy, "on_final_failure");
+    server.json("POST", &format!("/api/v1/tasks/{id}/fail"), &Value::Null);
+    refused("POST", &format!("/api/v1/dead/{id}/redrive"), &json!({ "policy": policy }), "on_final_failure");
+}
+
+/// As a saga's step has it: the saga waits to hear of its end.
+#[tokio::test]
+async fn a_callback_of_redrive_s_own_stays_when_a_policy_is_edited_and_its_task_is_brought_back() {
+    let server = Server::start("");
+    let store = server.store().await;
+    let policy = redrive::Policy { on_final_failure: Some("redrive.told".into()), ..redrive::Policy::default() };
+    let task = redrive::NewTask::new("http.nobodys", &1).unwrap().policy(policy);
+    let id = store.insert(vec![task], store.now().await.unwrap()).await.unwrap()[0].id;
+    let edit = |policy: &Value| server.json("PUT", &format!("/api/v1/tasks/{id}/policy"), policy);
+    assert_eq!(edit(&json!({ "max_attempts": 3, "on_final_failure": "redrive.told" })).0, 204);
+    let (status, problem) = edit(&json!({ "max_attempts": 3 }));
+    assert_eq!((status, &problem["errors"][0]["field"]), (422, &json!("on_final_failure")), "{problem}");
+    assert_eq!(server.json("POST", &format!("/api/v1/tasks/{id}/fail"), &Value::Null).0, 200);
+    let (status, back) = server.json("POST", &format!("/api/v1/dead/{id}/redrive"), &Value::Null);
+    assert_eq!((status, &back["state"]), (200, &json!("redriven")), "{back}");
+}
+
 #[test]
 fn it_is_alive_ready_and_counts() {
     let server = Server::start("");

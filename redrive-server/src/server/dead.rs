@@ -17,6 +17,7 @@ use super::App;
 use super::auth::{Caller, Operator, Viewer};
 use super::filter::{OfArchive, OfDead};
 use super::input::{Asked, Id, Json};
+use super::own;
 use super::problem::{Answer, Problem};
 use super::shapes::{DeadReasonShape, EndedAsShape, PolicyShape};
 use super::tasks::{Shown, masked};
@@ -126,6 +127,10 @@ async fn redrive(
     Id(id): Id,
     Json(asked): Json<Redrive>,
 ) -> Answer<Shows<BroughtBack>> {
+    if let Some(policy) = &asked.policy {
+        let before = app.store.get_dead(id).await?.ok_or_else(|| none(id))?;
+        own::check_callbacks(policy, Some(&before.task.policy))?;
+    }
     let went = app.store.acting(&who.name)?.redrive(&[id], asked.policy.map(Arc::new), app.clock.now()).await?;
     app.wake();
     match went.first() {

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, StreamExt as _};
-use redrive::{CallError, Cause, Enqueued, IntoTask, NewTask, OnDuplicate, PolicyPatch, TaskId};
+use redrive::{CallError, Cause, Enqueued, IntoTask, NewTask, OnDuplicate, Policy, PolicyPatch, TaskId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -19,6 +19,7 @@ use crate::http::{Answer as HttpAnswer, CallFailed, HttpCall, HttpRequest};
 use super::App;
 use super::auth::{Caller, Operator};
 use super::input::{Json, understood};
+use super::own;
 use super::problem::{Answer, Problem};
 use super::shapes::{HttpRequestShape, OnDuplicateShape, PolicyShape};
 
@@ -41,7 +42,7 @@ struct New {
     /// A request to be delivered until it succeeds.
     #[schema(value_type = Option<HttpRequestShape>)]
     http: Option<HttpRequest>,
-    /// What is to be called, by a node that handles it.
+    /// What is to be called, by a node that handles it. Not `http`, `http.…`, `saga.http` or `redrive.…`, which are redrive's own.
     #[schema(max_length = 500)]
     method: Option<String>,
     #[schema(value_type = Option<Value>)]
@@ -78,7 +79,12 @@ fn duration<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<Duration>, 
 }
 
 impl New {
+    fn check_callbacks(&self) -> redrive::Result<()> {
+        self.policy.as_ref().map_or(Ok(()), |patch| own::check_callbacks(&patch.over(Policy::default()), None))
+    }
+
     fn into_task(mut self, app: &App, by: &By<'_>) -> Answer<NewTask> {
+        self.check_callbacks()?;
         let defaults = app.engine()?.defaults();
         let task = match (self.http.take(), self.method.take()) {
             (Some(request), None) if self.params.is_none() => {
@@ -88,6 +94,7 @@ impl New {
                 if self.key.is_some() { task.dedup_for(DEDUP_FOR) } else { task }
             }
             (None, Some(method)) => {
+                own::check_method(&method)?;
                 let policy = self.policy.take().unwrap_or_default().over((*defaults.policy_for(&method)).clone());
                 NewTask::new(method, &self.params.take().unwrap_or_default())?.policy(policy)
             }
@@ -211,6 +218,7 @@ async fn write_down(app: &App, new: New, by: &By<'_>) -> Answer<(StatusCode, Ans
 /// One try while the caller waits. What a retry can mend is a task then; what none can is the caller's to know, and nothing is
 /// written down.
 async fn try_now(app: &App, new: New, by: &By<'_>) -> Answer<(StatusCode, Answered)> {
+    new.check_callbacks()?;
     let is_plain = new.on_duplicate == OnDuplicate::default() && new.params.is_none();
     let (Some(request), None, None, true) = (new.http, new.method, new.delay, is_plain) else {
         let problem = "only a request (http) can be tried at once, without delay, params or on_duplicate";

@@ -15,6 +15,7 @@
 //! | `door`, `impatient` | connections: who is let in, and who loses its place |
 //! | `guards` | failed rows of business tables |
 //! | `people` | what they did, and their tokens |
+//! | `own` | methods that are redrive's own, which nobody names from outside |
 
 pub(crate) mod auth;
 pub(crate) mod bulk;
@@ -30,12 +31,13 @@ mod health;
 mod impatient;
 mod input;
 mod openapi;
+pub(crate) mod own;
 mod people;
 pub(crate) mod problem;
 pub(crate) mod sagas;
 mod settings;
 mod shapes;
-mod tasks;
+pub(crate) mod tasks;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -127,11 +129,13 @@ impl Shared {
 
     /// Sets a field, on all nodes.
     pub(crate) async fn set(&self, path: &str, value: Option<serde_json::Value>, by: &str) -> redrive::Result<()> {
+        if let Some(value) = &value {
+            let (before, mut after) = (self.settings(), (*self.settings()).clone());
+            after.set(path, value.clone())?;
+            own::check_settings(&before, &after)?;
+        }
         if let Some(engine) = &self.engine {
             return engine.set(path, value, by).await.map(|_| ());
-        }
-        if let Some(value) = &value {
-            (*self.settings).clone().set(path, value.clone())?;
         }
         self.store.set_field(path, value.as_ref(), by, self.clock.now()).await
     }

@@ -17,6 +17,7 @@ use super::App;
 use super::auth::{Caller, Operator, Viewer};
 use super::filter::OfTasks;
 use super::input::{Asked, Id, Json};
+use super::own;
 use super::problem::{Answer, Problem};
 use super::shapes::{AttemptShape, LastErrorShape, PolicyShape, StatusShape};
 
@@ -200,7 +201,8 @@ async fn retry(State(app): State<App>, Operator(who): Operator, Id(id): Id) -> A
 
 /// Edit a task's policy
 ///
-/// The whole of it: fields that are left out have their built-in defaults.
+/// The whole of it: fields that are left out have their built-in defaults. A callback that is redrive's own, as that of a saga's
+/// step, must stay as it is.
 #[utoipa::path(put, path = "/tasks/{id}/policy", tag = "tasks", params(("id" = String, Path)), request_body = PolicyShape,
     responses((status = 204, description = "It holds.")))]
 async fn edit_policy(
@@ -209,6 +211,12 @@ async fn edit_policy(
     Id(id): Id,
     Json(policy): Json<Policy>,
 ) -> Answer<StatusCode> {
-    app.store.acting(&who.name)?.edit_policy(id, &Arc::new(policy), app.clock.now()).await?;
+    set_policy(&app, &who.name, id, policy).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn set_policy(app: &App, by: &str, id: TaskId, policy: Policy) -> Answer<()> {
+    let before = app.store.get(id).await?.ok_or_else(|| Problem::not_found("task", id))?;
+    own::check_callbacks(&policy, Some(&before.policy))?;
+    Ok(app.store.acting(by)?.edit_policy(id, &Arc::new(policy), app.clock.now()).await?)
 }
