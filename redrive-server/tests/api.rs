@@ -166,6 +166,8 @@ fn what_is_wrong_is_said_as_a_problem() {
         ("GET", "/api/v1/taskz", "", 404, "no_such_route"),
         ("DELETE", "/api/v1/tasks", "", 405, "no_such_method"),
         ("POST", "/api/v1/dead/7/discard", "{ \"by\": \"me\" }", 400, "not_understood"),
+        ("GET", "/api/v1/tasks?after=seven", "", 400, "not_understood"),
+        ("GET", "/api/v1/dead?limit=2&limit=3", "", 400, "not_understood"),
     ];
     for (method, path, body, status, code) in cases {
         let (got, kind, answer) = server.said(method, path, body);
@@ -370,6 +372,32 @@ fn many_are_done_at_once_after_a_dry_run_and_the_audit_has_it() {
     );
     let (_, ended) = server.json("GET", "/api/v1/archive?ended_as=discarded&limit=1", &Value::Null);
     assert!(ended["archive"][0]["ended_by"] == "admin" && ended["next"].is_string(), "{ended}");
+}
+
+/// "Discard at most ten" must not discard all.
+#[test]
+fn what_is_done_to_many_has_no_pages() {
+    let server = Server::start("");
+    let id = server.json("POST", "/api/v1/tasks", &json!({ "method": "m" })).1["id"].clone();
+    for (path, action) in [("tasks", "cancel"), ("dead", "discard")] {
+        for filter in [json!({ "limit": 10 }), json!({ "after": id })] {
+            let bulk = json!({ "action": action, "filter": filter });
+            let (status, problem) = server.json("POST", &format!("/api/v1/{path}/actions"), &bulk);
+            assert_eq!((status, &problem["code"]), (400, &json!("not_understood")), "{path} {filter}: {problem}");
+        }
+    }
+    assert_eq!(server.json("GET", "/api/v1/tasks?method=m&limit=1", &Value::Null).1["tasks"][0]["id"], id);
+    let page = format!("/api/v1/tasks?after={}", id.as_str().unwrap());
+    assert_eq!(server.json("GET", &page, &Value::Null).1["tasks"], json!([]));
+    let document = server.json("GET", "/openapi.json", &Value::Null).1;
+    for of in ["OfTasks", "OfDead"] {
+        let fields = document["components"]["schemas"][of]["properties"].as_object().unwrap();
+        assert!(fields.contains_key("method") && !fields.contains_key("limit"), "{of}: {fields:?}");
+    }
+    let asked: Vec<_> = document["paths"]["/api/v1/dead"]["get"]["parameters"].as_array().unwrap().iter().collect();
+    for name in ["reason", "after", "limit"] {
+        assert!(asked.iter().any(|field| field["name"] == name && field["in"] == "query"), "{name}: {asked:?}");
+    }
 }
 
 #[test]

@@ -1,11 +1,15 @@
 //! What callers send: read strictly, and refused with the place where it is wrong.
 
+use std::borrow::Cow;
+
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use redrive::TaskId;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use utoipa::IntoParams;
 
 use super::problem::{Problem, unreadable};
 
@@ -41,6 +45,49 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
         let wrong = |e: axum::extract::rejection::QueryRejection| e.body_text();
         read.map(|Query(query)| Self(query))
             .map_err(|e| Problem::new(StatusCode::BAD_REQUEST, "not_understood", format!("the query: {}", wrong(e))))
+    }
+}
+
+/// A query that asks for a page: which entries, and which page of them.
+pub(super) struct AskedPage<F>(pub(super) F, pub(super) Paging);
+
+impl<S: Send + Sync, F: DeserializeOwned> FromRequestParts<S> for AskedPage<F> {
+    type Rejection = Problem;
+
+    /// Each field belongs to one of the two, which refuses it if it does not know it.
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let fields = url::form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
+        let (paging, which): (Vec<_>, Vec<_>) = fields.partition(|(name, _)| Paging::FIELDS.contains(&&**name));
+        Ok(Self(queried(which)?, queried(paging)?))
+    }
+}
+
+fn queried<T: DeserializeOwned>(fields: Vec<(Cow<'_, str>, Cow<'_, str>)>) -> Result<T, Problem> {
+    let query = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+    let wrong = |why: String| Problem::new(StatusCode::BAD_REQUEST, "not_understood", format!("the query: {why}"));
+    let uri = format!("/?{query}").parse().map_err(|e: axum::http::uri::InvalidUri| wrong(e.to_string()))?;
+    Query::try_from_uri(&uri).map(|Query(read)| read).map_err(|e| wrong(e.body_text()))
+}
+
+/// Which page.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Paging {
+    /// Go on after this: `next` of the page before.
+    #[param(value_type = Option<String>)]
+    pub(super) after: Option<TaskId>,
+    /// Most entries of a page, up to 1,000. Default: 100.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+}
+
+impl Paging {
+    const FIELDS: [&str; 2] = ["after", "limit"];
+
+    /// Most entries of the page.
+    pub(super) fn limit(&self) -> Result<u32, Problem> {
+        page(self.limit)
     }
 }
 

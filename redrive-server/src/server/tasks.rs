@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json as Shows;
 use axum::extract::State;
 use axum::http::StatusCode;
-use redrive::store::{Cancelled, Role};
+use redrive::store::{Cancelled, Role, TaskFilter};
 use redrive::{Policy, Status, Task, TaskId, Timestamp};
 use serde::Serialize;
 use serde_json::Value;
@@ -16,7 +16,7 @@ use utoipa_axum::routes;
 use super::App;
 use super::auth::{Caller, Operator, Viewer};
 use super::filter::OfTasks;
-use super::input::{Asked, Id, Json};
+use super::input::{AskedPage, Id, Json, Paging};
 use super::own;
 use super::problem::{Answer, Problem};
 use super::shapes::{AttemptShape, LastErrorShape, PolicyShape, StatusShape};
@@ -133,10 +133,14 @@ struct Tasks {
 /// List tasks
 ///
 /// Tasks that wait or run, newest first, page by page.
-#[utoipa::path(get, path = "/tasks", tag = "tasks", params(OfTasks), responses((status = 200, body = Tasks)))]
-async fn list(State(app): State<App>, Viewer(who): Viewer, Asked(asked): Asked<OfTasks>) -> Answer<Shows<Tasks>> {
-    let limit = asked.page()?;
-    let found = app.store.search(&asked.into(), limit).await?;
+#[utoipa::path(get, path = "/tasks", tag = "tasks", params(OfTasks, Paging), responses((status = 200, body = Tasks)))]
+async fn list(
+    State(app): State<App>,
+    Viewer(who): Viewer,
+    AskedPage(which, paging): AskedPage<OfTasks>,
+) -> Answer<Shows<Tasks>> {
+    let filter = TaskFilter { after: paging.after, ..which.into() };
+    let found = app.store.search(&filter, paging.limit()?).await?;
     let tasks = found.items.into_iter().map(|task| Shown::to(task, &who)).collect();
     Ok(Shows(Tasks { tasks, next: found.continue_after }))
 }
