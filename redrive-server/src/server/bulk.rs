@@ -247,7 +247,7 @@ async fn next(app: &App, run: &mut BulkRun) -> (Line, bool) {
     }
 }
 
-fn stopping() -> Problem {
+pub(super) fn stopping() -> Problem {
     let detail =
         "the server stops; what is done is done, and the same filter goes on with the rest, on another server or later";
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", detail)

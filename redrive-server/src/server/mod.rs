@@ -11,7 +11,7 @@
 //! | `tasks`, `dead` | tasks that wait or run, dead letters, what has ended |
 //! | `bulk` | what people do to many |
 //! | `cluster`, `gates`, `settings`, `events` | methods, nodes, what is held back, what holds, and what happens |
-//! | `sagas` | flows that are finished or undone |
+//! | `sagas`, `saga_bulk` | flows that are finished or undone, and what people do to many |
 //! | `door`, `impatient` | connections: who is let in, and who loses its place |
 //! | `guards` | failed rows of business tables |
 //! | `people` | what they did, and their tokens |
@@ -34,6 +34,7 @@ mod openapi;
 pub(crate) mod own;
 mod people;
 pub(crate) mod problem;
+mod saga_bulk;
 pub(crate) mod sagas;
 mod settings;
 mod shapes;
@@ -235,7 +236,11 @@ pub(crate) fn paths() -> Vec<String> {
 
 fn described(limits: &ServerSettings) -> (Router<App>, utoipa::openapi::OpenApi) {
     // What may rightly take long: a first try while the caller waits, a bulk, a stream of events.
-    let patient = OpenApiRouter::new().merge(enqueue::routes()).merge(bulk::routes()).merge(events::routes());
+    let patient = OpenApiRouter::new()
+        .merge(enqueue::routes())
+        .merge(bulk::routes())
+        .merge(saga_bulk::routes())
+        .merge(events::routes());
     let quick = OpenApiRouter::new()
         .merge(tasks::routes())
         .merge(dead::routes())

@@ -1,4 +1,4 @@
-//! Sagas: starting them, looking at them, telling them something, and what people do about one or many.
+//! Sagas: starting them, looking at them, telling them something, and what people do about one.
 
 use axum::Json as Shows;
 use axum::extract::{FromRequestParts, Path, State};
@@ -26,7 +26,6 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(show))
         .routes(routes!(signal))
         .routes(routes!(act))
-        .routes(routes!(act_on_many))
 }
 
 /// A saga to be started.
@@ -370,7 +369,7 @@ const LONGEST_NOTE: usize = 1_000;
 
 impl Act {
     /// Whether it is all there.
-    fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
         let note = self.note.as_ref().map_or(0, |note| note.chars().count());
         let needs_step = matches!(self.action, Action::Skip | Action::Resolve);
         let mut problems = Problems::default();
@@ -409,72 +408,4 @@ async fn act(
     act.on(app.engine()?, &id, &who.name).await?;
     let record = app.store.saga(&id).await?.ok_or_else(|| Problem::not_found("saga", &id))?;
     Ok(Shows(shown(record, &who)?))
-}
-
-/// Which, and what is to be done to each.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-struct ActOnMany {
-    /// These. Default: those of `state` and `name`.
-    #[serde(default)]
-    #[schema(max_items = 1000)]
-    ids: Vec<String>,
-    #[schema(value_type = Option<SagaStateShape>)]
-    state: Option<SagaState>,
-    name: Option<String>,
-    /// Nothing is done; the answer says to which it would be.
-    #[serde(default)]
-    dry_run: bool,
-    act: Act,
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-struct ActedOn {
-    id: String,
-    /// Why it was not done.
-    problem: Option<String>,
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-struct ManyActedOn {
-    /// At most 1,000: ask again for the rest.
-    sagas: Vec<ActedOn>,
-}
-
-const MOST: u32 = 1_000;
-
-/// Act on many sagas
-///
-/// Each by itself: one that cannot be acted on does not keep the others from it.
-#[utoipa::path(post, path = "/sagas/actions", tag = "sagas", request_body = ActOnMany, responses((status = 200, body = ManyActedOn)))]
-async fn act_on_many(
-    State(app): State<App>,
-    Operator(who): Operator,
-    Json(many): Json<ActOnMany>,
-) -> Answer<Shows<ManyActedOn>> {
-    many.act.check()?;
-    let ids = which(&app, &many).await?;
-    let mut sagas = Vec::with_capacity(ids.len());
-    for id in ids {
-        let done = if many.dry_run { Ok(()) } else { many.act.on(app.engine()?, &id, &who.name).await };
-        sagas.push(ActedOn { id, problem: done.err().map(|e| e.to_string()) });
-    }
-    Ok(Shows(ManyActedOn { sagas }))
-}
-
-async fn which(app: &App, many: &ActOnMany) -> Answer<Vec<String>> {
-    if !many.ids.is_empty() {
-        let fits = many.ids.len() <= MOST as usize;
-        return if fits {
-            Ok(many.ids.clone())
-        } else {
-            Err(Error::invalid("ids", format!("are more than {MOST}")).into())
-        };
-    }
-    if many.state.is_none() && many.name.is_none() {
-        return Err(Error::invalid("ids", "must be given, or state or name").into());
-    }
-    let of = OfSagas { state: many.state, name: many.name.clone(), ..OfSagas::default() };
-    let found = app.store.sagas(&of.filter()?, MOST).await?;
-    Ok(found.into_iter().filter(|saga| !saga.state.is_final()).map(|saga| saga.id).collect())
 }
