@@ -123,6 +123,36 @@ fn a_caller_can_wait_for_the_first_try() {
     assert_eq!(got.iter().take(2).count(), 2);
 }
 
+/// What is enqueued under a key and what is waited for under it are the same task.
+#[test]
+fn a_key_holds_for_who_waits_as_for_who_enqueues() {
+    let (port, got) = flaky();
+    let server =
+        Server::start("[http]\nallow = ['127.0.0.0/8']\n[defaults]\nbackoff = { fixed = '1h' }\njitter = 'none'");
+    let http = json!({ "url": format!("http://127.0.0.1:{port}/"), "body": "{\"cents\":4200}" });
+    let post = |key: &str, wait: bool| {
+        let new = json!({ "http": http, "key": key, "wait": wait, "business_type": "order", "business_id": "7" });
+        server.json("POST", "/api/v1/tasks", &new)
+    };
+    let (status, first) = post("a", true);
+    assert_eq!((status, &first["state"], &first["existed"]), (202, &json!("deferred"), &json!(false)), "{first}");
+    for wait in [true, false] {
+        let (status, again) = post("a", wait);
+        assert_eq!((status, &again["id"], &again["existed"]), (200, &first["id"], &json!(true)), "it lives: {again}");
+    }
+    let (status, done) = post("b", true);
+    assert_eq!((status, &done["state"]), (200, &json!("done")), "{done}");
+    for wait in [true, false] {
+        let (status, again) = post("b", wait);
+        assert_eq!((status, &again["existed"], &again["state"]), (200, &json!(true), &Value::Null), "{again}");
+    }
+    let requests: Vec<String> = got.try_iter().map(|request| request.to_lowercase()).collect();
+    assert_eq!(requests.len(), 2, "each key was sent once: {requests:?}");
+    assert!(requests[0].contains("idempotency-key: a") && requests[1].contains("idempotency-key: b"), "{requests:?}");
+    let (_, task) = server.json("GET", &format!("/api/v1/tasks/{}", first["id"].as_str().unwrap()), &Value::Null);
+    assert_eq!((&task["created_by"], &task["business_id"]), (&json!("admin"), &json!("7")), "{task}");
+}
+
 #[test]
 fn addresses_that_only_the_server_can_reach_are_refused() {
     let server = Server::start("");
