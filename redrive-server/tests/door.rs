@@ -49,6 +49,22 @@ fn whoever_brings_no_whole_request_loses_its_place() {
     is_well(&server);
 }
 
+/// Byte by byte, without a pause: only that the whole has its time ends it.
+#[test]
+fn a_body_that_trickles_has_its_time_as_a_whole() {
+    let server = Server::start("[server]\nidle_timeout = \"1h\"\nrequest_timeout = \"500ms\"\nmax_connections = 1");
+    let mut slow = connect(&server);
+    slow.set_nodelay(true).unwrap();
+    let head = format!("POST /api/v1/tasks/bulk HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\n", server.token);
+    write!(slow, "{head}content-length: {}\r\n\r\n", 16 << 20).unwrap();
+    let answer = slow.try_clone().unwrap();
+    let trickling = std::thread::spawn(move || while slow.write_all(b"\n").is_ok() {});
+    let said = until_closed(answer);
+    assert!(said.starts_with("HTTP/1.1 408") && said.contains("slow_body"), "{said}");
+    trickling.join().unwrap();
+    is_well(&server); // there is one place
+}
+
 /// Asks for more than the buffers between two sockets hold, and reads nothing of it.
 fn reads_nothing(server: &Server) -> TcpStream {
     let mut stream = connect(server);

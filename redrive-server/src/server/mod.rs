@@ -268,7 +268,8 @@ fn router(app: App, limits: &ServerSettings) -> Router {
         .fallback(crate::console::no_such_page)
         .method_not_allowed_fallback(problem::no_such_method)
         .layer(axum::extract::DefaultBodyLimit::max(limits.max_body))
-        .layer(tower_http::timeout::RequestBodyTimeoutLayer::new(limits.request_timeout))
+        // For the whole of a body: who sends a byte now and then would otherwise keep its place for years.
+        .layer(tower_http::timeout::RequestBodyDeadlineLayer::new(limits.request_timeout))
         .with_state(app)
 }
 
