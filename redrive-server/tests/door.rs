@@ -148,6 +148,20 @@ async fn who_loses_its_token_hears_no_more_of_what_happens() {
 }
 
 #[test]
+fn who_follows_what_happens_leaves_connections_to_others() {
+    let server = Server::start("[server]\nmax_connections = 20");
+    let follow = || begin(&server, &server.token, "GET /api/v1/events", "", "\r\n\r\n");
+    let mut open: Vec<_> = (0..5).map(|_| follow()).collect();
+    assert!(open.iter().all(|(_, head)| head.starts_with("HTTP/1.1 200")));
+    let (refused, head) = follow();
+    assert!(head.starts_with("HTTP/1.1 429") && head.contains("retry-after: 60"), "{head}");
+    assert!((head + &until_closed(refused)).contains("too_many_streams"));
+    is_well(&server);
+    drop(open.pop());
+    while !follow().1.starts_with("HTTP/1.1 200") {} // it is noticed when something is to be sent, or at once
+}
+
+#[test]
 fn a_form_that_anybody_can_send_is_small() {
     let server = Server::start("");
     let long = "x".repeat(20_000);

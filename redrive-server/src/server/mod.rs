@@ -88,6 +88,7 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     wrong: auth::Wrong,
     known: auth::Known,
+    listeners: events::Listeners,
     /// Made or read when somebody first comes with a cookie.
     sealer: tokio::sync::OnceCell<Sealer>,
     pub(crate) memory: Memory,
@@ -155,6 +156,7 @@ impl App {
             settings: Arc::new(settings),
             wrong: auth::Wrong::default(),
             known: auth::Known::default(),
+            listeners: events::Listeners::default(),
             sealer: tokio::sync::OnceCell::new(),
             memory: Memory::default(),
             stopping: CancellationToken::new(),
