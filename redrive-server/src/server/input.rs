@@ -91,6 +91,28 @@ impl Paging {
     }
 }
 
+/// The names in a path, as many as it has: of a gate, a saga, a guard and a row. None is longer than anything has, and none has a NUL,
+/// which PostgreSQL does not take.
+pub(super) struct Names<const N: usize>(pub(super) [String; N]);
+
+/// Longer than any name: a field of a method in the settings has the method's name and some more.
+const LONGEST_NAME: usize = 1_000;
+
+impl<S: Send + Sync, const N: usize> FromRequestParts<S> for Names<N> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let wrong = |why: String| Problem::new(StatusCode::BAD_REQUEST, "not_understood", format!("the path: {why}"));
+        let path = Path::<Vec<String>>::from_request_parts(parts, state).await;
+        let Path(names) = path.map_err(|e| wrong(e.body_text()))?;
+        if names.iter().any(|name| name.len() > LONGEST_NAME || name.contains('\0')) {
+            return Err(wrong(format!("names must be of {LONGEST_NAME} bytes at the most, without NUL")));
+        }
+        let names = names.try_into().map_err(|names: Vec<_>| wrong(format!("has {} names, not {N}", names.len())))?;
+        Ok(Self(names))
+    }
+}
+
 /// The id of a task, in the path.
 pub(super) struct Id(pub(super) TaskId);
 
@@ -98,7 +120,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        let Path(text) = Path::<String>::from_request_parts(parts, state).await.map_err(|e| wrong_path(&e))?;
+        let Names([text]) = Names::from_request_parts(parts, state).await?;
         text.parse().map(Self).map_err(Problem::from)
     }
 }
@@ -110,16 +132,12 @@ impl<S: Send + Sync> FromRequestParts<S> for MethodName {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        let Path(name) = Path::<String>::from_request_parts(parts, state).await.map_err(|e| wrong_path(&e))?;
-        match (1..=500).contains(&name.len()) && !name.contains('\0') {
+        let Names([name]) = Names::from_request_parts(parts, state).await?;
+        match (1..=500).contains(&name.len()) {
             true => Ok(Self(name)),
-            false => Err(redrive::Error::invalid("method", "must be from 1 to 500 bytes, without NUL").into()),
+            false => Err(redrive::Error::invalid("method", "must be from 1 to 500 bytes").into()),
         }
     }
-}
-
-fn wrong_path(e: &axum::extract::rejection::PathRejection) -> Problem {
-    Problem::new(StatusCode::BAD_REQUEST, "not_understood", e.body_text())
 }
 
 /// Most entries of a page.

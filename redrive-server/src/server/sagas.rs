@@ -1,9 +1,8 @@
 //! Sagas: starting them, looking at them, telling them something, and what people do about one.
 
 use axum::Json as Shows;
-use axum::extract::{FromRequestParts, Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
-use axum::http::request::Parts;
 use redrive::saga::{SagaState, StepDef, StepKind, StepView};
 use redrive::store::{AuditEntry, Role, SagaFilter, SagaRecord, SagaSummary};
 use redrive::{Engine, Error, Problems, Result, Timestamp};
@@ -15,7 +14,7 @@ use utoipa_axum::routes;
 
 use super::App;
 use super::auth::{Caller, Operator, Viewer};
-use super::input::{Asked, Json, page};
+use super::input::{Asked, Json, Names, page};
 use super::problem::{Answer, Problem};
 use super::shapes::{SagaShape, SagaStateShape};
 
@@ -42,19 +41,6 @@ struct NewSaga {
     /// What it consists of.
     #[schema(value_type = SagaShape)]
     saga: Value,
-}
-
-/// The id of a saga, in the path. No saga has an id with a NUL in it, and PostgreSQL does not take one.
-struct Name(String);
-
-impl<S: Send + Sync> FromRequestParts<S> for Name {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Self> {
-        let path = Path::<String>::from_request_parts(parts, state).await;
-        let Path(id) = path.map_err(|e| Problem::new(StatusCode::BAD_REQUEST, "not_understood", e.body_text()))?;
-        if id.contains('\0') { Err(Problem::not_found("saga", id.replace('\0', "\\0"))) } else { Ok(Self(id)) }
-    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -215,7 +201,7 @@ pub(crate) struct StepShown {
 ///
 /// With its steps and its journal.
 #[utoipa::path(get, path = "/sagas/{id}", tag = "sagas", params(("id" = String, Path)), responses((status = 200, body = SagaShown)))]
-async fn show(State(app): State<App>, Viewer(who): Viewer, Name(id): Name) -> Answer<Shows<SagaShown>> {
+async fn show(State(app): State<App>, Viewer(who): Viewer, Names([id]): Names<1>) -> Answer<Shows<SagaShown>> {
     let record = app.store.saga(&id).await?.ok_or_else(|| Problem::not_found("saga", &id))?;
     Ok(Shows(shown(record, &who)?))
 }
@@ -314,7 +300,7 @@ struct Signalled {
 async fn signal(
     State(app): State<App>,
     Operator(who): Operator,
-    Name(id): Name,
+    Names([id]): Names<1>,
     Json(told): Json<Signalled>,
 ) -> Answer<StatusCode> {
     let (sagas, by) = (app.engine()?.sagas(), Some(&*who.name));
@@ -402,7 +388,7 @@ impl Act {
 async fn act(
     State(app): State<App>,
     Operator(who): Operator,
-    Name(id): Name,
+    Names([id]): Names<1>,
     Json(act): Json<Act>,
 ) -> Answer<Shows<SagaShown>> {
     act.on(app.engine()?, &id, &who.name).await?;
