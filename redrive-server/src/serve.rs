@@ -2,11 +2,10 @@
 
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use redrive::store::Role;
-use redrive::{Engine, LogFormat, Settings, Store};
+use redrive::{Engine, LogFormat, Store};
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::Database;
@@ -28,37 +27,25 @@ pub(crate) struct Serve {
     /// Default: 127.0.0.1:7070, or what the settings say.
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
-    /// The file of settings. Default: redrive.toml in the current directory, if there is one.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
 }
 
 impl Serve {
-    /// The file that is followed while it runs.
-    fn file(&self) -> Option<PathBuf> {
-        self.config.clone().or_else(|| Some(PathBuf::from("redrive.toml")).filter(|file| file.exists()))
-    }
-
-    fn settings(&self) -> anyhow::Result<Settings> {
-        Ok(Settings::load(self.config.as_deref())?)
-    }
-
     /// How it is to log: known before all else.
     pub(crate) fn log(&self) -> LogFormat {
-        self.settings().map_or_else(|_| LogFormat::default(), |settings| settings.server.log)
+        self.database.settings().map_or_else(|_| LogFormat::default(), |settings| settings.server.log)
     }
 }
 
 pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
     let mut signals = StopSignals::new()?;
     let metrics = collect_metrics()?;
-    let settings = serve.settings()?;
+    let settings = serve.database.settings()?;
     let listen = serve.listen.unwrap_or(settings.server.listen);
     let delivery = HttpDelivery::new(&settings)?;
-    let store = Store::open_with(serve.database.or(&settings), settings.store_options()?).await?;
+    let store = Store::open_with(settings.database.as_str(), settings.store_options()?).await?;
     let guards = guards::of(&settings, &store, &delivery)?.taken_routes(server::paths());
     let builder = Engine::builder(store.clone());
-    let builder = match serve.file() {
+    let builder = match serve.database.file() {
         Some(file) => builder.watch(file),
         None => builder.settings(settings),
     };

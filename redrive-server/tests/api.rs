@@ -123,6 +123,36 @@ fn a_caller_can_wait_for_the_first_try() {
     assert_eq!(got.iter().take(2).count(), 2);
 }
 
+/// What is enqueued under a key and what is waited for under it are the same task.
+#[test]
+fn a_key_holds_for_who_waits_as_for_who_enqueues() {
+    let (port, got) = flaky();
+    let server =
+        Server::start("[http]\nallow = ['127.0.0.0/8']\n[defaults]\nbackoff = { fixed = '1h' }\njitter = 'none'");
+    let http = json!({ "url": format!("http://127.0.0.1:{port}/"), "body": "{\"cents\":4200}" });
+    let post = |key: &str, wait: bool| {
+        let new = json!({ "http": http, "key": key, "wait": wait, "business_type": "order", "business_id": "7" });
+        server.json("POST", "/api/v1/tasks", &new)
+    };
+    let (status, first) = post("a", true);
+    assert_eq!((status, &first["state"], &first["existed"]), (202, &json!("deferred"), &json!(false)), "{first}");
+    for wait in [true, false] {
+        let (status, again) = post("a", wait);
+        assert_eq!((status, &again["id"], &again["existed"]), (200, &first["id"], &json!(true)), "it lives: {again}");
+    }
+    let (status, done) = post("b", true);
+    assert_eq!((status, &done["state"]), (200, &json!("done")), "{done}");
+    for wait in [true, false] {
+        let (status, again) = post("b", wait);
+        assert_eq!((status, &again["existed"], &again["state"]), (200, &json!(true), &Value::Null), "{again}");
+    }
+    let requests: Vec<String> = got.try_iter().map(|request| request.to_lowercase()).collect();
+    assert_eq!(requests.len(), 2, "each key was sent once: {requests:?}");
+    assert!(requests[0].contains("idempotency-key: a") && requests[1].contains("idempotency-key: b"), "{requests:?}");
+    let (_, task) = server.json("GET", &format!("/api/v1/tasks/{}", first["id"].as_str().unwrap()), &Value::Null);
+    assert_eq!((&task["created_by"], &task["business_id"]), (&json!("admin"), &json!("7")), "{task}");
+}
+
 #[test]
 fn addresses_that_only_the_server_can_reach_are_refused() {
     let server = Server::start("");
@@ -166,6 +196,19 @@ fn what_is_wrong_is_said_as_a_problem() {
         ("GET", "/api/v1/taskz", "", 404, "no_such_route"),
         ("DELETE", "/api/v1/tasks", "", 405, "no_such_method"),
         ("POST", "/api/v1/dead/7/discard", "{ \"by\": \"me\" }", 400, "not_understood"),
+        ("POST", "/api/v1/gates/%ff/release", "", 400, "not_understood"),
+        ("POST", "/api/v1/gates/a%00b/hold", "{ \"state\": \"open\" }", 400, "not_understood"),
+        ("DELETE", "/api/v1/settings/%ff", "", 400, "not_understood"),
+        ("PUT", "/api/v1/settings/a%00b", "{ \"value\": 1 }", 400, "not_understood"),
+        ("DELETE", "/api/v1/tokens/%ff", "", 400, "not_understood"),
+        ("GET", "/api/v1/guards/%ff/check", "", 400, "not_understood"),
+        ("GET", "/api/v1/guards/bills/rows/%ff", "", 400, "not_understood"),
+        ("POST", "/api/v1/guards/%ff/success", "{ \"dataId\": 1 }", 400, "not_understood"),
+        ("GET", "/api/v1/sagas/%ff", "", 400, "not_understood"),
+        ("GET", "/api/v1/tasks/%ff", "", 400, "not_understood"),
+        ("POST", "/api/v1/methods/%ff/pause", "", 400, "not_understood"),
+        ("GET", "/api/v1/tasks?after=seven", "", 400, "not_understood"),
+        ("GET", "/api/v1/dead?limit=2&limit=3", "", 400, "not_understood"),
     ];
     for (method, path, body, status, code) in cases {
         let (got, kind, answer) = server.said(method, path, body);
@@ -174,6 +217,57 @@ fn what_is_wrong_is_said_as_a_problem() {
         assert_eq!((&problem["code"], &problem["status"]), (&json!(code), &json!(status)), "{method} {path} {body}");
         assert!(!problem["detail"].as_str().unwrap().is_empty());
     }
+}
+
+#[tokio::test]
+async fn redrive_s_own_methods_are_not_named_from_outside() {
+    let server = Server::start("[targets.billing]\nbase_url = 'https://billing.example.org'");
+    let refused = |method: &str, path: &str, body: &Value, field: &str| {
+        let (status, problem) = server.json(method, path, body);
+        assert_eq!((status, &problem["errors"][0]["field"]), (422, &json!(field)), "{path} {body}: {problem}");
+        assert!(problem["detail"].as_str().unwrap().contains("redrive's own"), "{problem}");
+    };
+    let own = ["http", "http.billing", "saga.http", "redrive.saga.ended"];
+    for method in own {
+        refused("POST", "/api/v1/tasks", &json!({ "method": method, "params": {} }), "method");
+        let (_, _, line) = server.said("POST", "/api/v1/tasks/bulk", &format!("{{\"method\": \"{method}\"}}"));
+        assert!(line.contains("\"problem\"") && line.contains("redrive's own"), "{line}");
+    }
+    let request = json!({ "url": "https://example.org" });
+    for field in ["on_success", "on_final_failure"] {
+        let policy = json!({ field: "redrive.saga.ended" });
+        refused("POST", "/api/v1/tasks", &json!({ "method": "m", "policy": policy }), field);
+        refused("POST", "/api/v1/tasks", &json!({ "http": request, "policy": policy }), field);
+        refused("POST", "/api/v1/tasks", &json!({ "http": request, "policy": policy, "wait": true }), field);
+        let bulk = json!({ "action": "redrive", "filter": {}, "policy": policy });
+        refused("POST", "/api/v1/dead/actions", &bulk, field);
+        let path = format!("defaults.{field}");
+        refused("PUT", &format!("/api/v1/settings/{path}"), &json!({ "value": "saga.http" }), &path);
+    }
+    assert_eq!(server.json("GET", "/api/v1/overview", &Value::Null).1["pending"]["n"], 0);
+
+    let id = server.json("POST", "/api/v1/tasks", &json!({ "method": "m" })).1["id"].as_str().unwrap().to_owned();
+    let policy = json!({ "on_final_failure": "redrive.saga.ended" });
+    refused("PUT", &format!("/api/v1/tasks/{id}/policy"), &policy, "on_final_failure");
+    server.json("POST", &format!("/api/v1/tasks/{id}/fail"), &Value::Null);
+    refused("POST", &format!("/api/v1/dead/{id}/redrive"), &json!({ "policy": policy }), "on_final_failure");
+}
+
+/// As a saga's step has it: the saga waits to hear of its end.
+#[tokio::test]
+async fn a_callback_of_redrive_s_own_stays_when_a_policy_is_edited_and_its_task_is_brought_back() {
+    let server = Server::start("");
+    let store = server.store().await;
+    let policy = redrive::Policy { on_final_failure: Some("redrive.told".into()), ..redrive::Policy::default() };
+    let task = redrive::NewTask::new("http.nobodys", &1).unwrap().policy(policy);
+    let id = store.insert(vec![task], store.now().await.unwrap()).await.unwrap()[0].id;
+    let edit = |policy: &Value| server.json("PUT", &format!("/api/v1/tasks/{id}/policy"), policy);
+    assert_eq!(edit(&json!({ "max_attempts": 3, "on_final_failure": "redrive.told" })).0, 204);
+    let (status, problem) = edit(&json!({ "max_attempts": 3 }));
+    assert_eq!((status, &problem["errors"][0]["field"]), (422, &json!("on_final_failure")), "{problem}");
+    assert_eq!(server.json("POST", &format!("/api/v1/tasks/{id}/fail"), &Value::Null).0, 200);
+    let (status, back) = server.json("POST", &format!("/api/v1/dead/{id}/redrive"), &Value::Null);
+    assert_eq!((status, &back["state"]), (200, &json!("redriven")), "{back}");
 }
 
 #[test]
@@ -319,6 +413,32 @@ fn many_are_done_at_once_after_a_dry_run_and_the_audit_has_it() {
     );
     let (_, ended) = server.json("GET", "/api/v1/archive?ended_as=discarded&limit=1", &Value::Null);
     assert!(ended["archive"][0]["ended_by"] == "admin" && ended["next"].is_string(), "{ended}");
+}
+
+/// "Discard at most ten" must not discard all.
+#[test]
+fn what_is_done_to_many_has_no_pages() {
+    let server = Server::start("");
+    let id = server.json("POST", "/api/v1/tasks", &json!({ "method": "m" })).1["id"].clone();
+    for (path, action) in [("tasks", "cancel"), ("dead", "discard")] {
+        for filter in [json!({ "limit": 10 }), json!({ "after": id })] {
+            let bulk = json!({ "action": action, "filter": filter });
+            let (status, problem) = server.json("POST", &format!("/api/v1/{path}/actions"), &bulk);
+            assert_eq!((status, &problem["code"]), (400, &json!("not_understood")), "{path} {filter}: {problem}");
+        }
+    }
+    assert_eq!(server.json("GET", "/api/v1/tasks?method=m&limit=1", &Value::Null).1["tasks"][0]["id"], id);
+    let page = format!("/api/v1/tasks?after={}", id.as_str().unwrap());
+    assert_eq!(server.json("GET", &page, &Value::Null).1["tasks"], json!([]));
+    let document = server.json("GET", "/openapi.json", &Value::Null).1;
+    for of in ["OfTasks", "OfDead"] {
+        let fields = document["components"]["schemas"][of]["properties"].as_object().unwrap();
+        assert!(fields.contains_key("method") && !fields.contains_key("limit"), "{of}: {fields:?}");
+    }
+    let asked: Vec<_> = document["paths"]["/api/v1/dead"]["get"]["parameters"].as_array().unwrap().iter().collect();
+    for name in ["reason", "after", "limit"] {
+        assert!(asked.iter().any(|field| field["name"] == name && field["in"] == "query"), "{name}: {asked:?}");
+    }
 }
 
 #[test]

@@ -49,6 +49,22 @@ fn whoever_brings_no_whole_request_loses_its_place() {
     is_well(&server);
 }
 
+/// Byte by byte, without a pause: only that the whole has its time ends it.
+#[test]
+fn a_body_that_trickles_has_its_time_as_a_whole() {
+    let server = Server::start("[server]\nidle_timeout = \"1h\"\nrequest_timeout = \"500ms\"\nmax_connections = 1");
+    let mut slow = connect(&server);
+    slow.set_nodelay(true).unwrap();
+    let head = format!("POST /api/v1/tasks/bulk HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\n", server.token);
+    write!(slow, "{head}content-length: {}\r\n\r\n", 16 << 20).unwrap();
+    let answer = slow.try_clone().unwrap();
+    let trickling = std::thread::spawn(move || while slow.write_all(b"\n").is_ok() {});
+    let said = until_closed(answer);
+    assert!(said.starts_with("HTTP/1.1 408") && said.contains("slow_body"), "{said}");
+    trickling.join().unwrap();
+    is_well(&server); // there is one place
+}
+
 /// Asks for more than the buffers between two sockets hold, and reads nothing of it.
 fn reads_nothing(server: &Server) -> TcpStream {
     let mut stream = connect(server);
@@ -129,6 +145,20 @@ async fn who_loses_its_token_hears_no_more_of_what_happens() {
         }
     }
     panic!("it is still told: {said}");
+}
+
+#[test]
+fn who_follows_what_happens_leaves_connections_to_others() {
+    let server = Server::start("[server]\nmax_connections = 20");
+    let follow = || begin(&server, &server.token, "GET /api/v1/events", "", "\r\n\r\n");
+    let mut open: Vec<_> = (0..5).map(|_| follow()).collect();
+    assert!(open.iter().all(|(_, head)| head.starts_with("HTTP/1.1 200")));
+    let (refused, head) = follow();
+    assert!(head.starts_with("HTTP/1.1 429") && head.contains("retry-after: 60"), "{head}");
+    assert!((head + &until_closed(refused)).contains("too_many_streams"));
+    is_well(&server);
+    drop(open.pop());
+    while !follow().1.starts_with("HTTP/1.1 200") {} // it is noticed when something is to be sent, or at once
 }
 
 #[test]

@@ -112,6 +112,13 @@ impl Redrive {
         answered(request.bearer_auth(&self.token).body(body)).await
     }
 
+    /// The lines that come of acting on many.
+    async fn act_on_many(&self, body: &Value) -> Vec<Value> {
+        let request = self.client.post(format!("{}/api/v1/sagas/actions", self.url)).bearer_auth(&self.token);
+        let text = request.body(body.to_string()).send().await.unwrap().text().await.unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
     async fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
         self.ask_as(&self.token, method, path, body).await
     }
@@ -363,7 +370,7 @@ async fn a_stuck_saga_is_seen_to_by_people() {
     redrive.until("s3", "stuck").await;
     let stuck = service.asked().iter().rfind(|asked| asked.starts_with("DELETE /flight")).unwrap().clone();
     service.answers(&stuck, &[200]);
-    let (code, said) = redrive.cli(&["saga", "retry", "--all-of-state", "stuck"]);
+    let (code, said) = redrive.cli(&["saga", "retry", "--all-of-state", "stuck", "--yes"]);
     assert_eq!(code, Some(0), "{said}");
     redrive.until("s3", "compensated").await;
     let (code, said) = redrive.cli(&["saga", "kill", "s3"]);
@@ -492,9 +499,56 @@ async fn what_cannot_be_done_is_said_before_anything_is() {
         assert_eq!(redrive.ask("POST", "/sagas/x/actions", &act).await.0, 422);
     }
     let nobody = json!({ "ids": ["a\0b", "nobody"], "act": { "action": "retry" } });
-    let (status, many) = redrive.ask("POST", "/sagas/actions", &nobody).await;
-    let problem = |i: usize| many["sagas"][i]["problem"].as_str().unwrap().to_owned();
-    assert!(status == 200 && problem(0).contains("no saga") && problem(1).contains("no saga"), "{many}");
+    let many = redrive.act_on_many(&nobody).await;
+    let problem = |i: usize| many[i]["problem"].as_str().unwrap().to_owned();
+    assert!(problem(0).contains("no saga") && problem(1).contains("no saga"), "{many:?}");
+    assert_eq!(many[2], json!({ "state": "finished", "done": 0, "failed": 2 }));
+    for (which, field) in [
+        (json!({ "state": "killed" }), "state"),
+        (json!({}), "ids"),
+        (json!({ "ids": ["x"], "name": "n" }), "ids"),
+        (json!({ "ids": vec!["x"; 1_001] }), "ids"),
+        (json!({ "name": "a\0b" }), "name"),
+    ] {
+        let mut body = json!({ "act": { "action": "retry" } });
+        body.as_object_mut().unwrap().extend(which.as_object().unwrap().clone());
+        let (status, problem) = redrive.ask("POST", "/sagas/actions", &body).await;
+        assert_eq!((status, &problem["errors"][0]["field"]), (422, &json!(field)), "{which}: {problem}");
+    }
     assert_eq!(redrive.ask("GET", "/sagas/nobody", &Value::Null).await.0, 404);
     assert_eq!(redrive.ask("GET", "/sagas?after=x", &Value::Null).await.0, 422);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_are_reached_however_many_there_are_and_however_old() {
+    let redrive = Redrive::start();
+    let saga = json!({ "name": "hold", "steps": [{ "name": "wait", "kind": { "wait_for": { "signal": "go" } } }] });
+    let start = async |id: String| redrive.ask("POST", "/sagas", &json!({ "id": id, "saga": saga })).await.0;
+    assert_eq!(start("old".into()).await, 201);
+    let others: Vec<String> = (0..1_100).map(|n| format!("s{n}")).collect();
+    for some in others.chunks(50) {
+        let started = futures_util::future::join_all(some.iter().map(|id| start(id.clone()))).await;
+        assert!(started.iter().all(|status| *status == 201), "{started:?}");
+    }
+    for id in others.iter().chain([&"old".to_owned()]) {
+        redrive.until(id, "waiting").await;
+    }
+
+    // Nobody was asked, so nothing is done.
+    let (code, said) = redrive.cli(&["saga", "kill", "--all-of-state", "waiting"]);
+    assert!(code == Some(2) && said.contains("kill 1,101 sagas") && said.contains("--yes"), "{said}");
+    let act = json!({ "action": "kill" });
+    let would = redrive.act_on_many(&json!({ "state": "waiting", "dry_run": true, "act": act })).await;
+    assert_eq!((would.len(), &would[0]["state"], &would[1_101]["done"]), (1_102, &json!("would_be"), &json!(0)));
+
+    // The newest have ended: the old one is behind more of them than a page has.
+    for some in others.chunks(1_000) {
+        let killed = redrive.act_on_many(&json!({ "ids": some, "act": act })).await;
+        assert_eq!(killed.last().unwrap()["done"], some.len());
+    }
+    let (code, said) = redrive.cli(&["saga", "kill", "--all-of-name", "hold", "--yes"]);
+    assert_eq!((code, &*said), (Some(0), "old: done\n"));
+    redrive.until("old", "killed").await;
+    let (code, said) = redrive.cli(&["saga", "kill", "--all-of-name", "hold"]);
+    assert_eq!((code, &*said), (Some(0), "there are none\n"));
 }

@@ -35,6 +35,44 @@ fn a_wrong_database_says_what_to_do_and_exits_with_1() {
     assert!(said.contains("use sqlite://file.db") && !said.contains("hunter2"), "{said}");
 }
 
+/// Flag, environment, file, default: for a command that serves, one that migrates and one that looks.
+#[test]
+fn the_database_is_that_which_was_named_last() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("redrive.toml"), "database = 'sqlite://file.db'").unwrap();
+    std::fs::write(dir.path().join("other.toml"), "database = 'sqlite://other.db'").unwrap();
+    let ways = [
+        (&["--database", "sqlite://redrive.db"][..], Some("sqlite://env.db"), "redrive.db"),
+        (&[], Some("sqlite://env.db"), "env.db"),
+        (&[], None, "file.db"),
+        (&["--config", "other.toml"], None, "other.db"),
+    ];
+    for (args, env, file) in ways {
+        for command in [&["migrate"][..], &["token", "ls"], &["serve"]] {
+            let of_file = |ending: &str| dir.path().join(format!("{file}{ending}"));
+            let all = [command, args].concat();
+            let mut child = redrive(dir.path(), &all);
+            env.iter().for_each(|env| _ = child.env("REDRIVE_DATABASE", env));
+            let mut child = child.stdout(Stdio::piped()).spawn().unwrap();
+            let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+            match command {
+                ["serve"] => {
+                    let said = lines.find(|line| line.contains("database:")).unwrap();
+                    assert!(said.contains(file), "{all:?}: {said}");
+                    lines.find(|line| line.contains("Ctrl-C")).unwrap();
+                    child.kill().unwrap();
+                }
+                _ => lines.for_each(drop),
+            }
+            child.wait().unwrap();
+            assert!(of_file("").exists(), "{all:?} {env:?}");
+            ["", "-wal", "-shm"].map(of_file).iter().for_each(|file| _ = std::fs::remove_file(file));
+            let left = std::fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().file_name());
+            assert_eq!(left.filter(|name| name.to_string_lossy().contains(".db")).count(), 0, "{all:?}");
+        }
+    }
+}
+
 #[test]
 fn without_a_token_it_answers_on_loopback_only_and_logs_are_json_on_request() {
     let dir = tempfile::tempdir().unwrap();

@@ -131,6 +131,11 @@ pub trait Retryable: Serialize + Send + Sync {
         Key::FromParams
     }
 
+    /// How long its key goes on standing for it after it is done. Default: not at all.
+    fn dedup_for(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// What it is about.
     fn business(&self) -> Option<Business> {
         None
@@ -230,6 +235,7 @@ impl<C: Retryable> IntoTask for C {
 pub(crate) fn new_task<C: Retryable>(call: &C, policy: Policy) -> Result<NewTask> {
     let mut new = NewTask::new(call.method(), call)?.policy(policy).priority(call.priority());
     new.key = call.key();
+    new.dedup_for = call.dedup_for();
     new.business = call.business();
     new.encrypt = call.encrypt();
     new.traceparent = call.traceparent().map(str::to_owned);

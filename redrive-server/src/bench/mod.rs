@@ -18,14 +18,15 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::Database;
+use crate::cli::DEFAULT;
 use raw::Raw;
 use targets::By;
 
 #[derive(Args, Debug)]
 pub(crate) struct Bench {
-    #[command(flatten)]
-    database: Database,
+    /// The database; one that nothing else works on. That of redrive.toml, which has work to do, is not taken.
+    #[arg(long, value_name = "URL", env = "REDRIVE_DATABASE", hide_env_values = true, default_value = DEFAULT)]
+    database: String,
     /// What to measure; several may be given.
     #[arg(value_enum, default_values_t = [Scenario::Enqueue, Scenario::Drain, Scenario::Cycle, Scenario::Latency, Scenario::Precision])]
     scenarios: Vec<Scenario>,
@@ -101,8 +102,8 @@ struct Figures {
 
 impl Bench {
     pub(crate) async fn run(&self) -> anyhow::Result<()> {
-        let store = self.database.open().await?;
-        let raw = Raw::connect(&self.database.database).await?;
+        let store = redrive::Store::open(&self.database).await?;
+        let raw = Raw::connect(&self.database).await?;
         raw.clean_up().await?;
         raw.remove_backlog().await?; // of a run that was interrupted
         let mut all = Vec::new();

@@ -20,7 +20,7 @@ use url::Url;
 
 use super::failure::Failure;
 use super::out::{Out, aside};
-use super::{Config, DEFAULT, DEFAULT_FILE};
+use super::{DEFAULT, DEFAULT_FILE, Database};
 use crate::server::{API, App, Caller};
 
 /// A server that is not there is noticed after this.
@@ -38,15 +38,11 @@ pub(super) struct Where {
     /// The file that has the token, instead of REDRIVE_TOKEN.
     #[arg(long, value_name = "FILE", global = true, conflicts_with = "database")]
     token_file: Option<PathBuf>,
-    /// Work directly on this database. Default, if there is no server: that of the settings, else sqlite://redrive.db.
-    /// [env: REDRIVE_DATABASE]
-    #[arg(long, value_name = "URL", global = true)]
-    database: Option<String>,
+    #[command(flatten)]
+    database: Database,
     /// Who you are, for the audit, if there is no server. Default: the name of your login.
     #[arg(long, value_name = "NAME", global = true)]
     by: Option<String>,
-    #[command(flatten)]
-    config: Config,
     /// One JSON object a line instead of a table.
     #[arg(long, global = true)]
     json: bool,
@@ -59,7 +55,7 @@ impl Where {
 
     /// What is said on the command line wins over what the environment says, and a server over a database.
     pub(super) async fn open(&self) -> anyhow::Result<Api> {
-        let from_env = || variable("REDRIVE_SERVER_URL").filter(|_| self.database.is_none());
+        let from_env = || variable("REDRIVE_SERVER_URL").filter(|_| self.database.database.is_none());
         let server = self.server.clone().or_else(from_env);
         match server {
             Some(_) if self.by.is_some() => {
@@ -70,10 +66,10 @@ impl Where {
             }
             Some(server) => Ok(Api::Server(Server::new(&server, self.token()?)?)),
             None => {
-                let settings = self.settings()?;
+                let settings = self.database.settings().map_err(Failure::from)?;
                 // Whoever meant a server, or another directory, should know what they look at.
-                if settings.database.as_str() == DEFAULT && self.database.is_none() && !Path::new(DEFAULT_FILE).exists()
-                {
+                let is_named = self.database.database.is_some() || settings.database.as_str() != DEFAULT;
+                if !is_named && !Path::new(DEFAULT_FILE).exists() {
                     aside(NEW_HERE);
                 }
                 Ok(Api::Here(Here::new(settings, self.name()).await?))
@@ -87,14 +83,6 @@ impl Where {
             None => variable("REDRIVE_TOKEN"),
         };
         Ok(token.map(|token| token.trim().to_owned()))
-    }
-
-    fn settings(&self) -> Result<Settings, Failure> {
-        let mut settings = self.config.load()?;
-        if let Some(database) = &self.database {
-            settings.database = database.as_str().into();
-        }
-        Ok(settings)
     }
 
     fn name(&self) -> String {

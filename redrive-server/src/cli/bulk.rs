@@ -82,7 +82,7 @@ impl Many {
             match total {
                 Some(0) => return Ok(out.say(&found, format!("{}: there are none", action.verb))?),
                 _ if self.yes => {}
-                _ => agreed(&action, &found)?,
+                _ => agreed(&action.would(&found))?,
             }
         }
         let last = follow(api, &path, &body, out, bar(shows, total)).await?;
@@ -130,8 +130,7 @@ async fn dry_run(api: &Api, path: &[&str], body: &Query) -> Result<Value, Failur
 }
 
 /// Asks, if there is somebody to be asked.
-fn agreed(action: &Action<'_>, found: &Value) -> Result<(), Failure> {
-    let would = action.would(found);
+pub(super) fn agreed(would: &str) -> Result<(), Failure> {
     if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
         let said = format!("this would {would}; say --yes to do it, or --dry-run to only count. Nothing was done");
         return Err(Failure::invalid(said));
@@ -176,7 +175,7 @@ async fn follow(api: &Api, path: &[&str], body: &Query, out: Out, bar: ProgressB
     Err(broken_off().into())
 }
 
-fn broken_off() -> Failure {
+pub(super) fn broken_off() -> Failure {
     Failure::new(Failure::UNREACHABLE, "the answer broke off; what was done by then is done, and in the audit")
 }
 

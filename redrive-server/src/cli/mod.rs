@@ -159,34 +159,42 @@ impl<C: Args + Run> Alone<C> {
 }
 
 /// Where it is if nobody says so.
-const DEFAULT: &str = "sqlite://redrive.db";
+pub(crate) const DEFAULT: &str = "sqlite://redrive.db";
 const DEFAULT_FILE: &str = "redrive.db";
 
-/// Which database, for what works on nothing else.
+/// Which database, and which settings beside it. What is said on the command line wins over the environment, that over the
+/// file, and that over what is built in: for every command the same.
 #[derive(Debug, Args)]
 pub(crate) struct Database {
     /// The database: sqlite://file.db, postgres://user:password@host/database, mysql://… or mariadb://….
+    /// Default: that of the settings, else sqlite://redrive.db. [env: REDRIVE_DATABASE]
     ///
     /// Several hosts (host1,host2) are tried in their order when one fails. A password is better given through the
     /// environment, where other users of the machine cannot see it.
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "REDRIVE_DATABASE",
-        hide_env_values = true,
-        default_value = DEFAULT
-    )]
-    pub(crate) database: String,
+    #[arg(long, value_name = "URL", global = true)]
+    database: Option<String>,
+    #[command(flatten)]
+    config: Config,
 }
 
 impl Database {
-    /// The one that was named, or else that of the settings.
-    pub(crate) fn or<'a>(&'a self, settings: &'a Settings) -> &'a str {
-        if self.database == DEFAULT { settings.database.as_str() } else { &self.database }
+    /// What holds: file, environment, and the database that was named.
+    pub(crate) fn settings(&self) -> redrive::Result<Settings> {
+        let mut settings = self.config.load()?;
+        if let Some(database) = &self.database {
+            settings.database = database.as_str().into();
+        }
+        Ok(settings)
+    }
+
+    /// The file, if there is one.
+    pub(crate) fn file(&self) -> Option<PathBuf> {
+        self.config.config.clone().or_else(|| Some(PathBuf::from("redrive.toml")).filter(|file| file.exists()))
     }
 
     pub(crate) async fn open(&self) -> redrive::Result<Store> {
-        Store::open(&self.database).await
+        let settings = self.settings()?;
+        Store::open_with(settings.database.as_str(), settings.store_options()?).await
     }
 }
 

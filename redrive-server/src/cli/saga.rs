@@ -5,10 +5,12 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::Subcommand;
+use indicatif::HumanCount;
 use serde_json::{Value, json};
 
 use super::Run;
 use super::api::{Api, Query};
+use super::bulk::{agreed, broken_off};
 use super::failure::Failure;
 use super::out::{Column, Out, details, line, moment, short, text, when};
 
@@ -103,15 +105,18 @@ pub(super) struct Which {
     /// Their ids.
     #[arg(required_unless_present_any = ["all_of_state", "all_of_name"])]
     ids: Vec<String>,
-    /// All in this state, up to 1,000.
+    /// All in this state: running, waiting, compensating or stuck. They are counted first, and you are asked.
     #[arg(long, value_name = "STATE", conflicts_with = "ids")]
     all_of_state: Option<String>,
-    /// All of this name that have not ended, up to 1,000.
+    /// All of this name that have not ended. They are counted first, and you are asked.
     #[arg(long, value_name = "NAME", conflicts_with = "ids")]
     all_of_name: Option<String>,
     /// Say which that would be, and do nothing.
     #[arg(long)]
     dry_run: bool,
+    /// Do not ask.
+    #[arg(long, short)]
+    yes: bool,
     /// Why, for the audit.
     #[arg(long)]
     note: Option<String>,
@@ -173,27 +178,62 @@ impl Run for Command {
 
 impl Which {
     async fn act(self, api: &Api, out: Out, mut act: Value) -> anyhow::Result<()> {
+        let verb = text(&act, "action").replace('_', " ");
         if let (Some(note), Some(act)) = (self.note, act.as_object_mut()) {
             act.insert("note".into(), note.into());
         }
-        let body = json!({
-            "ids": self.ids, "state": self.all_of_state, "name": self.all_of_name, "dry_run": self.dry_run, "act": act,
-        });
-        let answer = api.post(&["sagas", "actions"], &body).await?;
-        let sagas = answer.get("sagas").and_then(Value::as_array).cloned().unwrap_or_default();
-        for saga in &sagas {
-            let how = match text(saga, "problem") {
-                why if !why.is_empty() => why,
-                _ if self.dry_run => "would be".into(),
-                _ => "done".into(),
-            };
-            out.say(saga, format!("{}: {how}", text(saga, "id")))?;
+        let body = |dry_run: bool| {
+            json!({
+                "ids": self.ids, "state": self.all_of_state, "name": self.all_of_name, "dry_run": dry_run, "act": act,
+            })
+        };
+        if self.ids.is_empty() && !self.dry_run && !self.yes {
+            match follow(api, &body(true), |_| Ok(())).await?.0 {
+                0 => return Ok(out.say(&json!({ "state": "finished", "done": 0, "failed": 0 }), "there are none")?),
+                1 => agreed(&format!("{verb} 1 saga"))?,
+                n => agreed(&format!("{verb} {} sagas", HumanCount(n)))?,
+            }
         }
-        match sagas.iter().filter(|saga| !text(saga, "problem").is_empty()).count() {
-            0 if sagas.is_empty() && !out.json => Ok(line("there are none")?),
-            0 => Ok(()),
-            n => Err(Failure::failed(format!("{n} of {} could not be done", sagas.len())).into()),
+        let (n, last) = follow(api, &body(self.dry_run), |saga| said(saga, out)).await?;
+        finished(n, &last, out)
+    }
+}
+
+/// Does it; how many there were, and the last line.
+async fn follow(
+    api: &Api,
+    body: &Value,
+    mut each: impl FnMut(&Value) -> std::io::Result<()>,
+) -> anyhow::Result<(u64, Value)> {
+    let mut lines = api.post_for_lines(&["sagas", "actions"], body.to_string()).await?;
+    let mut n = 0;
+    while let Some(said) = lines.next().await? {
+        if said.get("id").is_none() {
+            return Ok((n, said));
         }
+        n += 1;
+        each(&said)?;
+    }
+    Err(broken_off().into())
+}
+
+/// A line about one of them.
+fn said(saga: &Value, out: Out) -> std::io::Result<()> {
+    let how = match text(saga, "problem") {
+        why if !why.is_empty() => why,
+        _ => text(saga, "state").replace('_', " "),
+    };
+    out.say(saga, format!("{}: {how}", text(saga, "id")))
+}
+
+fn finished(n: u64, last: &Value, out: Out) -> anyhow::Result<()> {
+    if let Some(problem) = last.get("problem") {
+        return Err(Failure::of(problem).into());
+    }
+    match last.get("failed").and_then(Value::as_u64) {
+        Some(failed @ 1..) => Err(Failure::failed(format!("{failed} of {n} could not be done")).into()),
+        _ if n == 0 && !out.json => Ok(line("there are none")?),
+        _ => Ok(()),
     }
 }
 

@@ -1,8 +1,6 @@
 //! One task, wherever it is by now: waiting, running, dead, or in the archive. Its life, its policy in words, the times to come,
 //! and what can be done about it.
 
-use std::sync::Arc;
-
 use askama::Template;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -399,9 +397,8 @@ pub(super) async fn act(
 /// A policy that is not taken is shown as it was typed, with the reason.
 async fn edit_policy(app: &App, act: Act, id: TaskId) -> Answer<Response> {
     let (typed, to) = (act.fields.text("policy"), format!("/tasks/{id}"));
-    let acting = app.store.acting(&act.visit.who.name)?;
     let edited = match read_policy(typed) {
-        Ok(policy) => acting.edit_policy(id, &policy, app.clock.now()).await.map_err(Problem::from),
+        Ok(policy) => crate::server::tasks::set_policy(app, &act.visit.who.name, id, policy).await,
         Err(problem) => Err(problem),
     };
     match edited {
@@ -420,11 +417,11 @@ async fn edit_policy(app: &App, act: Act, id: TaskId) -> Answer<Response> {
     }
 }
 
-fn read_policy(json: &str) -> Answer<Arc<Policy>> {
+fn read_policy(json: &str) -> Answer<Policy> {
     let wrong = |e| Problem::new(StatusCode::BAD_REQUEST, "not_understood", format!("policy: {e}"));
     let policy: Policy = serde_json::from_str(json).map_err(wrong)?;
     policy.validate()?;
-    Ok(Arc::new(policy))
+    Ok(policy)
 }
 
 #[cfg(test)]

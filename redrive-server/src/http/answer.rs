@@ -103,10 +103,13 @@ impl Answer {
         }
     }
 
-    /// It without what must not be kept.
-    pub(super) fn hiding(mut self, hide: impl Fn(&str) -> String) -> Self {
-        self.body = self.body.map(|body| hide(&body));
-        self.headers.values_mut().for_each(|value| *value = hide(value));
+    /// It without what must not be kept. A body that is not text is looked at as the bytes that came.
+    pub(super) fn hiding(mut self, hide: impl Fn(&[u8]) -> Vec<u8>) -> Self {
+        let in_text = |text: String| String::from_utf8_lossy(&hide(text.as_bytes())).into_owned();
+        self.body = self.body.map(in_text);
+        self.headers.values_mut().for_each(|value| *value = in_text(std::mem::take(value)));
+        let bytes = self.body_base64.and_then(|body| BASE64_STANDARD.decode(body).ok());
+        self.body_base64 = bytes.map(|bytes| BASE64_STANDARD.encode(hide(&bytes)));
         self
     }
 }

@@ -4,6 +4,8 @@
 //! `body` and `result`. Without success, the status says what it was (`http.503`), and with it, by the policy's lists, whether
 //! it is tried again; a 2xx of which the condition does not hold is `unmet` and tried again.
 
+use std::time::Duration;
+
 use redrive::{
     Business, Context, Error, Failure, Key, Kind, Persist, Policy, PolicyPatch, Result, Retryable, Verdict, condition,
 };
@@ -46,6 +48,7 @@ struct Asked {
     policy: PolicyPatch,
     persist: Option<Persist>,
     key: Option<String>,
+    dedup_for: Duration,
     business: Option<Business>,
     priority: i16,
     encrypt: bool,
@@ -73,6 +76,12 @@ impl HttpCall {
     /// With this key. Default: none, every one is a task of its own.
     pub fn key(mut self, key: impl Into<String>) -> Self {
         self.asked.key = Some(key.into());
+        self
+    }
+
+    /// The key goes on standing for it for so long after it is done. Default: not at all.
+    pub fn dedup_for(mut self, time: Duration) -> Self {
+        self.asked.dedup_for = time;
         self
     }
 
@@ -185,6 +194,10 @@ impl Retryable for HttpCall {
         self.asked.key.clone().map_or(Key::None, Key::Given)
     }
 
+    fn dedup_for(&self) -> Duration {
+        self.asked.dedup_for
+    }
+
     fn business(&self) -> Option<Business> {
         self.asked.business.clone()
     }
@@ -229,8 +242,6 @@ pub enum CallFailed {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use redrive::{Class, Settings};
 
     use super::*;

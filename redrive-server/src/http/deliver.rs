@@ -166,7 +166,7 @@ impl HttpDelivery {
             None => self.follow(hop).await?,
         };
         Ok(match target.filter(|target| target.has_secrets()) {
-            Some(target) => answer.hiding(|text| target.hide_in(text)),
+            Some(target) => answer.hiding(|bytes| target.hide_in(bytes)),
             None => answer,
         })
     }

@@ -45,6 +45,7 @@ enum Why {
     Unspecified,
     Multicast,
     Documentation,
+    Cloud,
     Reserved,
 }
 
@@ -143,13 +144,15 @@ fn not_public(ip: IpAddr) -> Option<Why> {
     }
 }
 
-/// By IANA's registry of special addresses.
+/// By IANA's registry of special addresses, and one more.
 fn not_public_v4(ip: Ipv4Addr) -> Option<Why> {
     match ip.octets() {
         [0, 0, 0, 0] => Some(Why::Unspecified),
         [10, ..] | [172, 16..=31, ..] | [192, 168, ..] | [100, 64..=127, ..] => Some(Why::Private),
         [127, ..] => Some(Why::Loopback),
         [169, 254, ..] => Some(Why::LinkLocal),
+        // Azure gives every machine its host there; no registry knows of it.
+        [168, 63, 129, 16] => Some(Why::Cloud),
         [192, 0, 2, _] | [198, 51, 100, _] | [203, 0, 113, _] => Some(Why::Documentation),
         [224..=239, ..] => Some(Why::Multicast),
         // "This network", protocol assignments, 6to4 relays, benchmarks, future use and broadcast.
@@ -183,6 +186,7 @@ impl fmt::Display for Why {
             Self::Unspecified => "no address",
             Self::Multicast => "multicast",
             Self::Documentation => "for documentation only",
+            Self::Cloud => "the cloud's own",
             Self::Reserved => "reserved",
         })
     }
@@ -200,7 +204,7 @@ mod tests {
     fn addresses_that_not_everybody_can_reach_are_refused() {
         let guard = Guard::new(&[]);
         for ip in "0.0.0.0 0.1.2.3 10.0.0.1 100.64.0.1 100.127.255.255 127.0.0.1 127.255.255.254 169.254.169.254 \
-             172.16.0.1 172.31.255.255 192.0.0.1 192.0.2.1 192.88.99.1 192.168.1.1 198.18.0.1 198.19.255.255 \
+             168.63.129.16 ::ffff:168.63.129.16 172.16.0.1 172.31.255.255 192.0.0.1 192.0.2.1 192.88.99.1 192.168.1.1 198.18.0.1 198.19.255.255 \
              198.51.100.1 203.0.113.1 224.0.0.1 239.255.255.255 240.0.0.1 255.255.255.255 :: ::1 \
              ::ffff:127.0.0.1 ::ffff:10.0.0.1 ::127.0.0.1 ::8.8.8.8 64:ff9b::7f00:1 64:ff9b::a9fe:a9fe \
              64:ff9b:1::1 2002:7f00:1::1 2002:a00:1:: 2001::1 2001:0:4136:e378:8000:63bf:3fff:fdd2 \
@@ -209,7 +213,7 @@ mod tests {
         {
             assert!(guard.check(ip.parse().unwrap(), "h").is_err(), "{ip}");
         }
-        for ip in "1.1.1.1 8.8.8.8 100.63.255.255 100.128.0.1 172.15.0.1 172.32.0.1 192.0.1.1 198.17.0.1 198.20.0.1 \
+        for ip in "1.1.1.1 8.8.8.8 168.63.129.15 100.63.255.255 100.128.0.1 172.15.0.1 172.32.0.1 192.0.1.1 198.17.0.1 198.20.0.1 \
              223.255.255.255 2606:4700:4700::1111 2a00:1450::1 ::ffff:8.8.8.8 64:ff9b::808:808 \
              2002:808:808::1 2001:4860:4860::8888"
             .split(' ')
@@ -254,6 +258,7 @@ mod tests {
             ("fd00::1", true),
             ("100.64.0.1", true),
             ("169.254.169.254", false),
+            ("168.63.129.16", false),
             ("fe80::1", false),
             ("0.0.0.0", false),
             ("224.0.0.1", false),

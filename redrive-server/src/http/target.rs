@@ -100,10 +100,27 @@ impl Target {
         !self.hidden.is_empty()
     }
 
-    /// A text without its secrets, should a service say them: a whole header, and the words in it.
-    pub(super) fn hide_in(&self, text: &str) -> String {
-        self.hidden.iter().fold(text.to_owned(), |text, secret| secret.hide_in(&text))
+    /// A text, or bytes, without its secrets, should a service say them: a whole header, and the words in it.
+    pub(super) fn hide_in(&self, bytes: &[u8]) -> Vec<u8> {
+        self.hidden.iter().fold(bytes.to_vec(), |bytes, secret| without(&bytes, secret.reveal().as_bytes()))
     }
+}
+
+fn without(bytes: &[u8], secret: &[u8]) -> Vec<u8> {
+    let (mut left, mut rest) = (Vec::with_capacity(bytes.len()), bytes);
+    while let Some((first, after)) = rest.split_first() {
+        match rest.strip_prefix(secret) {
+            Some(after) => {
+                left.extend_from_slice(b"***");
+                rest = after;
+            }
+            None => {
+                left.push(*first);
+                rest = after;
+            }
+        }
+    }
+    left
 }
 
 fn hidden(settings: &TargetSettings) -> Vec<Secret> {
@@ -174,7 +191,7 @@ mod tests {
     fn secrets_are_not_shown() {
         let target = target("https://h");
         assert_eq!(format!("{target:?}"), r#"Target { name: "t", base: "https://h/", .. }"#);
-        let shown = target.hide_in("no: Bearer secret-token, secret-token, whsec_c2VjcmV0LXNlY3JldA==");
-        assert_eq!(shown, "no: ***, ***, ***");
+        let shown = target.hide_in(b"no: Bearer secret-token, secret-token, whsec_c2VjcmV0LXNlY3JldA==\xff");
+        assert_eq!(shown, b"no: ***, ***, ***\xff");
     }
 }

@@ -21,6 +21,7 @@ use utoipa_axum::routes;
 use super::auth::Operator;
 use super::filter::{OfDead, OfTasks};
 use super::input::Json;
+use super::own;
 use super::problem::{Answer, Problem};
 use super::shapes::{CountShape, PolicyShape};
 use super::{App, UNBUFFERED};
@@ -160,6 +161,9 @@ async fn bulk_tasks(State(app): State<App>, Operator(who): Operator, Json(asked)
 #[utoipa::path(post, path = "/dead/actions", tag = "dead letters", request_body = BulkDead,
     responses((status = 200, body = Line, content_type = "application/x-ndjson", description = "How it goes.")))]
 async fn bulk_dead(State(app): State<App>, Operator(who): Operator, Json(asked): Json<BulkDead>) -> Answer<Response> {
+    if let Some(policy) = &asked.policy {
+        own::check_callbacks(policy, None)?;
+    }
     let action = match (asked.action, asked.policy) {
         (OnDead::Redrive, policy) => DeadAction::Redrive(policy.map(Arc::new)),
         (_, Some(_)) => return Err(redrive::Error::invalid("policy", "is for redrive only").into()),
@@ -243,7 +247,7 @@ async fn next(app: &App, run: &mut BulkRun) -> (Line, bool) {
     }
 }
 
-fn stopping() -> Problem {
+pub(super) fn stopping() -> Problem {
     let detail =
         "the server stops; what is done is done, and the same filter goes on with the rest, on another server or later";
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", detail)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json as Shows;
 use axum::extract::State;
 use axum::http::StatusCode;
-use redrive::store::{Acting, Archived, DeadTask, EndedAs, Redriven};
+use redrive::store::{Acting, ArchiveFilter, Archived, DeadFilter, DeadTask, EndedAs, Redriven};
 use redrive::{DeadReason, Policy, TaskId, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -16,7 +16,8 @@ use utoipa_axum::routes;
 use super::App;
 use super::auth::{Caller, Operator, Viewer};
 use super::filter::{OfArchive, OfDead};
-use super::input::{Asked, Id, Json};
+use super::input::{AskedPage, Id, Json, Paging};
+use super::own;
 use super::problem::{Answer, Problem};
 use super::shapes::{DeadReasonShape, EndedAsShape, PolicyShape};
 use super::tasks::{Shown, masked};
@@ -78,10 +79,15 @@ struct Letters {
 }
 
 /// List dead letters
-#[utoipa::path(get, path = "/dead", tag = "dead letters", params(OfDead), responses((status = 200, body = Letters)))]
-async fn list(State(app): State<App>, Viewer(who): Viewer, Asked(asked): Asked<OfDead>) -> Answer<Shows<Letters>> {
-    let limit = asked.page()?;
-    let found = app.store.search_dead(&asked.into(), limit).await?;
+#[utoipa::path(get, path = "/dead", tag = "dead letters", params(OfDead, Paging), responses((status = 200, body = Letters)))]
+async fn list(
+    State(app): State<App>,
+    Viewer(who): Viewer,
+    AskedPage(which, paging): AskedPage<OfDead>,
+) -> Answer<Shows<Letters>> {
+    let mut filter = DeadFilter::from(which);
+    filter.task.after = paging.after;
+    let found = app.store.search_dead(&filter, paging.limit()?).await?;
     let dead = found.items.into_iter().map(|letter| Letter::to(letter, &who)).collect();
     Ok(Shows(Letters { dead, next: found.continue_after }))
 }
@@ -126,6 +132,10 @@ async fn redrive(
     Id(id): Id,
     Json(asked): Json<Redrive>,
 ) -> Answer<Shows<BroughtBack>> {
+    if let Some(policy) = &asked.policy {
+        let before = app.store.get_dead(id).await?.ok_or_else(|| none(id))?;
+        own::check_callbacks(policy, Some(&before.task.policy))?;
+    }
     let went = app.store.acting(&who.name)?.redrive(&[id], asked.policy.map(Arc::new), app.clock.now()).await?;
     app.wake();
     match went.first() {
@@ -271,14 +281,15 @@ struct Archive {
 /// List what has ended
 ///
 /// Cancelled tasks, closed letters, and successes that were to be kept.
-#[utoipa::path(get, path = "/archive", tag = "tasks", params(OfArchive), responses((status = 200, body = Archive)))]
+#[utoipa::path(get, path = "/archive", tag = "tasks", params(OfArchive, Paging), responses((status = 200, body = Archive)))]
 async fn archive(
     State(app): State<App>,
     Viewer(who): Viewer,
-    Asked(asked): Asked<OfArchive>,
+    AskedPage(which, paging): AskedPage<OfArchive>,
 ) -> Answer<Shows<Archive>> {
-    let limit = asked.page()?;
-    let found = app.store.search_archive(&asked.into(), limit).await?;
+    let mut filter = ArchiveFilter::from(which);
+    filter.task.after = paging.after;
+    let found = app.store.search_archive(&filter, paging.limit()?).await?;
     let archive = found.items.into_iter().map(|entry| Ended::to(entry, &who)).collect();
     Ok(Shows(Archive { archive, next: found.continue_after }))
 }

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, StreamExt as _};
-use redrive::{CallError, Cause, Enqueued, IntoTask, NewTask, OnDuplicate, PolicyPatch, TaskId};
+use redrive::{CallError, Cause, Enqueued, IntoTask, NewTask, OnDuplicate, Persist, Policy, PolicyPatch, TaskId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -19,6 +19,7 @@ use crate::http::{Answer as HttpAnswer, CallFailed, HttpCall, HttpRequest};
 use super::App;
 use super::auth::{Caller, Operator};
 use super::input::{Json, understood};
+use super::own;
 use super::problem::{Answer, Problem};
 use super::shapes::{HttpRequestShape, OnDuplicateShape, PolicyShape};
 
@@ -41,7 +42,7 @@ struct New {
     /// A request to be delivered until it succeeds.
     #[schema(value_type = Option<HttpRequestShape>)]
     http: Option<HttpRequest>,
-    /// What is to be called, by a node that handles it.
+    /// What is to be called, by a node that handles it. Not `http`, `http.…`, `saga.http` or `redrive.…`, which are redrive's own.
     #[schema(max_length = 500)]
     method: Option<String>,
     #[schema(value_type = Option<Value>)]
@@ -66,7 +67,7 @@ struct New {
     /// Greater ones first, among what is due.
     #[serde(default)]
     priority: i16,
-    /// Try a request now and answer with what came of it.
+    /// Try a request now and answer with what came of it; with a `key`, unless there is such a task already.
     #[serde(default)]
     wait: bool,
 }
@@ -78,35 +79,59 @@ fn duration<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<Duration>, 
 }
 
 impl New {
+    fn check_callbacks(&self) -> redrive::Result<()> {
+        self.policy.as_ref().map_or(Ok(()), |patch| own::check_callbacks(&patch.over(Policy::default()), None))
+    }
+
     fn into_task(mut self, app: &App, by: &By<'_>) -> Answer<NewTask> {
+        self.check_callbacks()?;
         let defaults = app.engine()?.defaults();
         let task = match (self.http.take(), self.method.take()) {
-            (Some(request), None) if self.params.is_none() => {
-                let patch = self.policy.take().unwrap_or_default();
-                let call = HttpCall::new(app.delivery()?, request)?.policy(patch);
-                let task = call.into_new_task(&defaults)?;
-                if self.key.is_some() { task.dedup_for(DEDUP_FOR) } else { task }
-            }
+            (Some(request), None) if self.params.is_none() => self.call(app, request, by)?.into_new_task(&defaults)?,
             (None, Some(method)) => {
+                own::check_method(&method)?;
                 let policy = self.policy.take().unwrap_or_default().over((*defaults.policy_for(&method)).clone());
-                NewTask::new(method, &self.params.take().unwrap_or_default())?.policy(policy)
+                let task = NewTask::new(method, &self.params.take().unwrap_or_default())?.policy(policy);
+                by.sign(self.described(task)?)
             }
             _ => return Err(redrive::Error::invalid("http", "either http is given, or method and its params").into()),
         };
-        Ok(by.sign(self.described(task)?))
+        let task = task.on_duplicate(self.on_duplicate);
+        Ok(self.delay.into_iter().fold(task, NewTask::delay))
     }
 
-    fn described(self, task: NewTask) -> redrive::Result<NewTask> {
-        let mut task = task.on_duplicate(self.on_duplicate).priority(self.priority);
-        if let Some(key) = self.key {
+    /// The request as a call, be it enqueued or tried first.
+    fn call(&mut self, app: &App, request: HttpRequest, by: &By<'_>) -> Answer<HttpCall> {
+        let call = HttpCall::new(app.delivery()?, request)?.policy(self.policy.take().unwrap_or_default());
+        let mut call = call.priority(self.priority).created_by(by.name);
+        if let Some(key) = self.key.take() {
+            call = call.key(key).dedup_for(DEDUP_FOR);
+        }
+        if let Some((kind, id)) = self.business()? {
+            call = call.business(kind, id);
+        }
+        Ok(match by.traceparent {
+            Some(parent) => call.traceparent(parent),
+            None => call,
+        })
+    }
+
+    /// A task that is no request.
+    fn described(&mut self, task: NewTask) -> redrive::Result<NewTask> {
+        let mut task = task.priority(self.priority);
+        if let Some(key) = self.key.take() {
             task = task.key(key);
         }
-        if let Some(delay) = self.delay {
-            task = task.delay(delay);
-        }
-        match (self.business_type, self.business_id) {
-            (Some(kind), Some(id)) => Ok(task.business(kind, id)),
-            (None, None) => Ok(task),
+        Ok(match self.business()? {
+            Some((kind, id)) => task.business(kind, id),
+            None => task,
+        })
+    }
+
+    fn business(&mut self) -> redrive::Result<Option<(String, String)>> {
+        match (self.business_type.take(), self.business_id.take()) {
+            (Some(kind), Some(id)) => Ok(Some((kind, id))),
+            (None, None) => Ok(None),
             _ => Err(half_a_business()),
         }
     }
@@ -153,14 +178,15 @@ fn is_traceparent(text: &str) -> bool {
 #[derive(Debug, Default, Serialize, ToSchema)]
 #[schema(as = Enqueued)]
 struct Answered {
-    /// With `wait` only: `done`, `deferred` (written down, will be tried again), `rejected` (not written down) or `exhausted`.
+    /// With `wait` only, of what was tried: `done`, `deferred` (written down, will be tried again), `rejected` (no retry mends it: with a
+    /// key it is a dead letter, without one it is not written down) or `exhausted`.
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<&'static str>,
     /// The task's.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     id: Option<TaskId>,
-    /// A task with this key lives already: this is its id.
+    /// A task with this key lives already, or was done a while ago: this is its id, and nothing was tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     existed: Option<bool>,
     /// With `wait`: what the target answered.
@@ -209,28 +235,18 @@ async fn write_down(app: &App, new: New, by: &By<'_>) -> Answer<(StatusCode, Ans
 }
 
 /// One try while the caller waits. What a retry can mend is a task then; what none can is the caller's to know, and nothing is
-/// written down.
-async fn try_now(app: &App, new: New, by: &By<'_>) -> Answer<(StatusCode, Answered)> {
+/// written down. With a key it is an enqueue whose first try is waited for: written down before it is tried, so that one that
+/// lives, or was done a while ago, is the answer and nothing is sent.
+async fn try_now(app: &App, mut new: New, by: &By<'_>) -> Answer<(StatusCode, Answered)> {
+    new.check_callbacks()?;
     let is_plain = new.on_duplicate == OnDuplicate::default() && new.params.is_none();
-    let (Some(request), None, None, true) = (new.http, new.method, new.delay, is_plain) else {
+    let (Some(request), None, None, true) = (new.http.take(), &new.method, new.delay, is_plain) else {
         let problem = "only a request (http) can be tried at once, without delay, params or on_duplicate";
         return Err(redrive::Error::invalid("wait", problem).into());
     };
-    if new.business_type.is_some() != new.business_id.is_some() {
-        return Err(half_a_business().into());
-    }
-    let call = HttpCall::new(app.delivery()?, request)?.policy(new.policy.unwrap_or_default());
-    let mut call = call.priority(new.priority).created_by(by.name);
-    if let Some(key) = new.key {
-        call = call.key(key);
-    }
-    if let (Some(kind), Some(id)) = (new.business_type, new.business_id) {
-        call = call.business(kind, id);
-    }
-    if let Some(parent) = by.traceparent {
-        call = call.traceparent(parent);
-    }
-    tried(app.engine()?.call(call).await)
+    let is_keyed = new.key.is_some();
+    let call = new.call(app, request, by)?;
+    tried(app.engine()?.call(if is_keyed { call.persist(Persist::Always) } else { call }).await)
 }
 
 fn tried(outcome: Result<HttpAnswer, CallError<HttpAnswer, CallFailed>>) -> Answer<(StatusCode, Answered)> {
@@ -244,8 +260,11 @@ fn tried(outcome: Result<HttpAnswer, CallError<HttpAnswer, CallFailed>>) -> Answ
     };
     Ok(match outcome {
         Ok(answer) => (StatusCode::OK, Answered { state: Some("done"), result: Some(answer), ..Answered::default() }),
-        Err(ref e @ CallError::Deferred { task_id, existed, .. }) => {
-            let answer = Answered { id: Some(task_id), existed: Some(existed), ..said("deferred", e) };
+        Err(CallError::Deferred { task_id, existed: true, .. }) => {
+            (StatusCode::OK, Enqueued { id: task_id, existed: true }.into())
+        }
+        Err(ref e @ CallError::Deferred { task_id, .. }) => {
+            let answer = Answered { id: Some(task_id), existed: Some(false), ..said("deferred", e) };
             (StatusCode::ACCEPTED, answer)
         }
         Err(ref e @ CallError::Exhausted { task_id, .. }) => {

@@ -6,12 +6,18 @@
 //! *Invariants.* A stream does not outlive the right to it: whose token is revoked or expires, or whose session ends, hears nothing
 //! more after [`LOOK_AGAIN`].
 //!
+//! A stream is a connection that stays, so there are not more than [`MOST_OF_ONE`] for one token, nor in all more than a quarter of
+//! `server.max_connections`: the others are left for requests. Whoever comes above that is told to come back later (429).
+//!
 //! *Failure.* That the token cannot be looked at just now does not end a stream: it is looked at again a little later.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::IntoResponse;
 use axum::response::sse::{Event as Sent, KeepAlive, Sse};
@@ -26,11 +32,65 @@ use utoipa_axum::routes;
 
 use super::auth::{self, Viewer};
 use super::input::Asked;
-use super::problem::Answer;
+use super::problem::{Answer, Problem};
 use super::{App, UNBUFFERED};
 
 /// How often it is looked whether the listener may still listen.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Streams of one token.
+const MOST_OF_ONE: usize = 20;
+/// Streams in all, however few connections there may be.
+const FEWEST: usize = 4;
+
+/// How many streams there are, by the name of the token.
+#[derive(Debug, Default)]
+pub(super) struct Listeners(Mutex<HashMap<String, usize>>);
+
+/// The place of one stream; free again with this.
+struct Place {
+    app: App,
+    name: String,
+}
+
+impl Listeners {
+    /// `false`: there are too many already.
+    fn enter(&self, name: &str, max_connections: usize) -> bool {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_one = all.get(name).copied().unwrap_or(0);
+        let fits = of_one < MOST_OF_ONE && all.values().sum::<usize>() < (max_connections / 4).max(FEWEST);
+        if fits {
+            all.insert(name.to_owned(), of_one + 1);
+        }
+        fits
+    }
+
+    fn leave(&self, name: &str) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(n) = all.get_mut(name) {
+            *n -= 1;
+        }
+        all.retain(|_, n| *n > 0);
+    }
+}
+
+impl Place {
+    fn take(app: &App, name: String) -> Answer<Self> {
+        if app.listeners.enter(&name, app.settings.server.max_connections) {
+            return Ok(Self { app: app.clone(), name });
+        }
+        let detail = format!(
+            "too many follow what happens already: up to {MOST_OF_ONE} with one token, and a quarter of server.max_connections in all"
+        );
+        Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "too_many_streams", detail))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.app.listeners.leave(&self.name);
+    }
+}
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(events))
@@ -67,21 +127,24 @@ impl Wanted {
 ///
 /// Server-sent events of the node that answers, from now on.
 #[utoipa::path(get, path = "/events", tag = "cluster", params(Wanted),
-    responses((status = 200, body = String, content_type = "text/event-stream", description = "One event after the other.")))]
+    responses((status = 200, body = String, content_type = "text/event-stream", description = "One event after the other."),
+        (status = 429, body = Problem, content_type = "application/problem+json",
+            description = "Too many streams with this token, or in all; or too many wrong tokens came from your address.")))]
 async fn events(
     State(app): State<App>,
-    Viewer(_): Viewer,
+    Viewer(who): Viewer,
     Asked(wanted): Asked<Wanted>,
     parts: Parts,
 ) -> Answer<impl IntoResponse> {
     let receiver = app.engine()?.events();
+    let place = Place::take(&app, who.name)?;
     let until = Box::pin(ended(app, parts));
-    let all = stream::unfold((receiver, wanted, until), async |(mut receiver, wanted, mut until)| {
+    let all = stream::unfold((receiver, wanted, until, place), async |(mut receiver, wanted, mut until, place)| {
         let event = tokio::select! {
             event = next(&mut receiver, &wanted) => event?,
             () = &mut until => return None,
         };
-        Some((Ok::<_, Infallible>(event), (receiver, wanted, until)))
+        Some((Ok::<_, Infallible>(event), (receiver, wanted, until, place)))
     });
     Ok((UNBUFFERED, Sse::new(all).keep_alive(KeepAlive::new().interval(Duration::from_secs(15)))))
 }
@@ -123,4 +186,23 @@ fn sent(event: &Event) -> Sent {
         _ => "other",
     };
     Sent::default().event(name).data(serde_json::to_string(event).unwrap_or_default()) // plain values cannot fail
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quarter_of_the_connections_may_listen_and_no_token_takes_all_of_them() {
+        let all = Listeners::default();
+        assert!((0..MOST_OF_ONE).all(|_| all.enter("ada", 1_000)) && !all.enter("ada", 1_000));
+        assert!(all.enter("bob", 100) && (0..4).all(|_| all.enter("bob", 100)), "25 of 100");
+        assert!(!all.enter("bob", 100) && !all.enter("eve", 100));
+        all.leave("ada");
+        assert!(all.enter("eve", 100) && !all.enter("ada", 100));
+        let few = Listeners::default();
+        assert!((0..FEWEST).all(|_| few.enter("ada", 1)) && !few.enter("ada", 1));
+        (0..FEWEST).for_each(|_| few.leave("ada"));
+        assert!(few.0.lock().unwrap().is_empty());
+    }
 }

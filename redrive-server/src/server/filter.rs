@@ -1,13 +1,14 @@
 //! Which tasks, letters or entries of the archive: the same fields for all three, and some more for two of them. A macro, because
 //! `serde(flatten)` cannot refuse fields that it does not know.
+//!
+//! Which page of them is no part of it ([`Paging`](super::input::Paging)): what is done to all that a filter finds has no pages, and a
+//! limit that is taken and not heeded would be done to more than was meant.
 
 use redrive::store::{ArchiveFilter, DeadFilter, EndedAs, TaskFilter};
-use redrive::{DeadReason, Status, TaskId, Timestamp};
+use redrive::{DeadReason, Status, Timestamp};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
-use super::input::page;
-use super::problem::Answer;
 use super::shapes::{DeadReasonShape, EndedAsShape, StatusShape};
 
 macro_rules! filters {
@@ -41,23 +42,10 @@ macro_rules! filters {
             #[param(value_type = Option<String>, format = DateTime)]
             #[schema(value_type = Option<String>, format = DateTime)]
             due_before: Option<Timestamp>,
-            /// Go on after this: `next` of the page before.
-            #[param(value_type = Option<String>)]
-            #[schema(value_type = Option<String>)]
-            after: Option<TaskId>,
-            /// Most entries of a page, up to 1,000. Default: 100.
-            #[param(minimum = 1, maximum = 1000)]
-            #[schema(minimum = 1, maximum = 1000)]
-            limit: Option<u32>,
             $($more)*
         }
 
         impl $name {
-            /// Most entries of a page.
-            pub(super) fn page(&self) -> Answer<u32> {
-                page(self.limit)
-            }
-
             fn of_tasks(&self) -> TaskFilter {
                 let asked = self.clone();
                 TaskFilter {
@@ -72,7 +60,6 @@ macro_rules! filters {
                     created_before: asked.created_before,
                     due_from: asked.due_from,
                     due_before: asked.due_before,
-                    after: asked.after,
                     ..TaskFilter::default()
                 }
             }

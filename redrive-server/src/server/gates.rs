@@ -1,7 +1,7 @@
 //! Gates: which targets are held back, and what people decide about them.
 
 use axum::Json as Shows;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use redrive::Lane;
 use redrive::gate::{Gate, Hold};
@@ -13,7 +13,7 @@ use utoipa_axum::routes;
 
 use super::App;
 use super::auth::{Operator, Viewer};
-use super::input::Json;
+use super::input::{Json, Names};
 use super::problem::{Answer, Problem};
 use super::shapes::{GateShape, HoldShape};
 
@@ -54,7 +54,7 @@ struct Held {
 async fn hold(
     State(app): State<App>,
     Operator(who): Operator,
-    Path(gate): Path<String>,
+    Names([gate]): Names<1>,
     Json(held): Json<Held>,
 ) -> Answer<Shows<Gate>> {
     let lane = find(&app, &gate, true).await?;
@@ -66,7 +66,7 @@ async fn hold(
 /// It is as it was; if that is open, it gives probes away at once.
 #[utoipa::path(post, path = "/gates/{gate}/release", tag = "gates", params(("gate" = String, Path)),
     responses((status = 200, body = GateShape)))]
-async fn release(State(app): State<App>, Operator(who): Operator, Path(gate): Path<String>) -> Answer<Shows<Gate>> {
+async fn release(State(app): State<App>, Operator(who): Operator, Names([gate]): Names<1>) -> Answer<Shows<Gate>> {
     Ok(Shows(act(&app, find(&app, &gate, false).await?, GateAction::Release, &who.name, None).await?))
 }
 
@@ -75,7 +75,7 @@ async fn release(State(app): State<App>, Operator(who): Operator, Path(gate): Pa
 /// It is closed, and forgets what was.
 #[utoipa::path(post, path = "/gates/{gate}/reset", tag = "gates", params(("gate" = String, Path)),
     responses((status = 200, body = GateShape)))]
-async fn reset(State(app): State<App>, Operator(who): Operator, Path(gate): Path<String>) -> Answer<Shows<Gate>> {
+async fn reset(State(app): State<App>, Operator(who): Operator, Names([gate]): Names<1>) -> Answer<Shows<Gate>> {
     Ok(Shows(act(&app, find(&app, &gate, false).await?, GateAction::Reset, &who.name, None).await?))
 }
 

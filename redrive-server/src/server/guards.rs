@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use axum::extract::{FromRequestParts as _, Path, State};
+use axum::extract::{FromRequestParts as _, State};
 use axum::http::StatusCode;
 use axum::{Json as Shows, Router};
 use futures_util::future::join_all;
@@ -21,7 +21,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::auth::{Operator, Viewer};
-use super::input::Json;
+use super::input::{Json, Names};
 use super::problem::{Answer, Problem};
 use super::{App, Caller};
 
@@ -128,7 +128,7 @@ struct Checked {
 /// What is missing in it, and the SQL that adds it. Changes nothing.
 #[utoipa::path(get, path = "/guards/{service}/check", tag = "guards", params(("service" = String, Path)),
     responses((status = 200, body = Checked)))]
-async fn check(State(app): State<App>, Viewer(_): Viewer, Path(service): Path<String>) -> Answer<Shows<Checked>> {
+async fn check(State(app): State<App>, Viewer(_): Viewer, Names([service]): Names<1>) -> Answer<Shows<Checked>> {
     let found = inspect(&app, &service).await?.ok_or_else(|| none(&service))?;
     let index =
         found.missing_index.then(|| "the index for the scans is missing: each poll reads the whole table".into());
@@ -167,11 +167,7 @@ struct Row {
 /// And which condition keeps it from being scanned.
 #[utoipa::path(get, path = "/guards/{service}/rows/{dataId}", tag = "guards",
     params(("service" = String, Path), ("dataId" = String, Path)), responses((status = 200, body = Row)))]
-async fn show(
-    State(app): State<App>,
-    Operator(_): Operator,
-    Path((service, id)): Path<(String, String)>,
-) -> Answer<Shows<Row>> {
+async fn show(State(app): State<App>, Operator(_): Operator, Names([service, id]): Names<2>) -> Answer<Shows<Row>> {
     let shown = find(&app, &service).await?.show(id).await?;
     let why = match shown.not_scanned.as_slice() {
         [] => vec!["the next poll takes it up".into()],
@@ -209,7 +205,7 @@ struct MarkedAs {
 async fn mark_abnormal(
     State(app): State<App>,
     Operator(who): Operator,
-    Path(service): Path<String>,
+    Names([service]): Names<1>,
     Json(which): Json<Which>,
 ) -> Answer<Shows<MarkedAs>> {
     let (table, id) = (find(&app, &service).await?, id_of(&which.data_id)?);
@@ -276,7 +272,7 @@ struct BlockingRow {
 async fn check_user(
     State(app): State<App>,
     Viewer(who): Viewer,
-    Path(service): Path<String>,
+    Names([service]): Names<1>,
     Json(whose): Json<Whose>,
 ) -> Answer<Shows<Blocked>> {
     match find(&app, &service).await?.check_user_err(value(&whose.user)?).await {
@@ -301,7 +297,7 @@ struct Done {
 async fn success(
     State(app): State<App>,
     Operator(who): Operator,
-    Path(service): Path<String>,
+    Names([service]): Names<1>,
     Json(which): Json<Which>,
 ) -> Answer<Shows<Done>> {
     let id = find(&app, &service).await?.manual_success(id_of(&which.data_id)?, &who.name).await?;

@@ -1,11 +1,15 @@
 //! What callers send: read strictly, and refused with the place where it is wrong.
 
+use std::borrow::Cow;
+
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use redrive::TaskId;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use utoipa::IntoParams;
 
 use super::problem::{Problem, unreadable};
 
@@ -44,6 +48,71 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
     }
 }
 
+/// A query that asks for a page: which entries, and which page of them.
+pub(super) struct AskedPage<F>(pub(super) F, pub(super) Paging);
+
+impl<S: Send + Sync, F: DeserializeOwned> FromRequestParts<S> for AskedPage<F> {
+    type Rejection = Problem;
+
+    /// Each field belongs to one of the two, which refuses it if it does not know it.
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let fields = url::form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
+        let (paging, which): (Vec<_>, Vec<_>) = fields.partition(|(name, _)| Paging::FIELDS.contains(&&**name));
+        Ok(Self(queried(which)?, queried(paging)?))
+    }
+}
+
+fn queried<T: DeserializeOwned>(fields: Vec<(Cow<'_, str>, Cow<'_, str>)>) -> Result<T, Problem> {
+    let query = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+    let wrong = |why: String| Problem::new(StatusCode::BAD_REQUEST, "not_understood", format!("the query: {why}"));
+    let uri = format!("/?{query}").parse().map_err(|e: axum::http::uri::InvalidUri| wrong(e.to_string()))?;
+    Query::try_from_uri(&uri).map(|Query(read)| read).map_err(|e| wrong(e.body_text()))
+}
+
+/// Which page.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Paging {
+    /// Go on after this: `next` of the page before.
+    #[param(value_type = Option<String>)]
+    pub(super) after: Option<TaskId>,
+    /// Most entries of a page, up to 1,000. Default: 100.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+}
+
+impl Paging {
+    const FIELDS: [&str; 2] = ["after", "limit"];
+
+    /// Most entries of the page.
+    pub(super) fn limit(&self) -> Result<u32, Problem> {
+        page(self.limit)
+    }
+}
+
+/// The names in a path, as many as it has: of a gate, a saga, a guard and a row. None is longer than anything has, and none has a NUL,
+/// which PostgreSQL does not take.
+pub(super) struct Names<const N: usize>(pub(super) [String; N]);
+
+/// Longer than any name: a field of a method in the settings has the method's name and some more.
+const LONGEST_NAME: usize = 1_000;
+
+impl<S: Send + Sync, const N: usize> FromRequestParts<S> for Names<N> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let wrong = |why: String| Problem::new(StatusCode::BAD_REQUEST, "not_understood", format!("the path: {why}"));
+        let path = Path::<Vec<String>>::from_request_parts(parts, state).await;
+        let Path(names) = path.map_err(|e| wrong(e.body_text()))?;
+        if names.iter().any(|name| name.len() > LONGEST_NAME || name.contains('\0')) {
+            return Err(wrong(format!("names must be of {LONGEST_NAME} bytes at the most, without NUL")));
+        }
+        let names = names.try_into().map_err(|names: Vec<_>| wrong(format!("has {} names, not {N}", names.len())))?;
+        Ok(Self(names))
+    }
+}
+
 /// The id of a task, in the path.
 pub(super) struct Id(pub(super) TaskId);
 
@@ -51,7 +120,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        let Path(text) = Path::<String>::from_request_parts(parts, state).await.map_err(|e| wrong_path(&e))?;
+        let Names([text]) = Names::from_request_parts(parts, state).await?;
         text.parse().map(Self).map_err(Problem::from)
     }
 }
@@ -63,16 +132,12 @@ impl<S: Send + Sync> FromRequestParts<S> for MethodName {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        let Path(name) = Path::<String>::from_request_parts(parts, state).await.map_err(|e| wrong_path(&e))?;
-        match (1..=500).contains(&name.len()) && !name.contains('\0') {
+        let Names([name]) = Names::from_request_parts(parts, state).await?;
+        match (1..=500).contains(&name.len()) {
             true => Ok(Self(name)),
-            false => Err(redrive::Error::invalid("method", "must be from 1 to 500 bytes, without NUL").into()),
+            false => Err(redrive::Error::invalid("method", "must be from 1 to 500 bytes").into()),
         }
     }
-}
-
-fn wrong_path(e: &axum::extract::rejection::PathRejection) -> Problem {
-    Problem::new(StatusCode::BAD_REQUEST, "not_understood", e.body_text())
 }
 
 /// Most entries of a page.

@@ -11,10 +11,11 @@
 //! | `tasks`, `dead` | tasks that wait or run, dead letters, what has ended |
 //! | `bulk` | what people do to many |
 //! | `cluster`, `gates`, `settings`, `events` | methods, nodes, what is held back, what holds, and what happens |
-//! | `sagas` | flows that are finished or undone |
+//! | `sagas`, `saga_bulk` | flows that are finished or undone, and what people do to many |
 //! | `door`, `impatient` | connections: who is let in, and who loses its place |
 //! | `guards` | failed rows of business tables |
 //! | `people` | what they did, and their tokens |
+//! | `own` | methods that are redrive's own, which nobody names from outside |
 
 pub(crate) mod auth;
 pub(crate) mod bulk;
@@ -30,12 +31,14 @@ mod health;
 mod impatient;
 mod input;
 mod openapi;
+pub(crate) mod own;
 mod people;
 pub(crate) mod problem;
+mod saga_bulk;
 pub(crate) mod sagas;
 mod settings;
 mod shapes;
-mod tasks;
+pub(crate) mod tasks;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -85,6 +88,7 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     wrong: auth::Wrong,
     known: auth::Known,
+    listeners: events::Listeners,
     /// Made or read when somebody first comes with a cookie.
     sealer: tokio::sync::OnceCell<Sealer>,
     pub(crate) memory: Memory,
@@ -127,11 +131,13 @@ impl Shared {
 
     /// Sets a field, on all nodes.
     pub(crate) async fn set(&self, path: &str, value: Option<serde_json::Value>, by: &str) -> redrive::Result<()> {
+        if let Some(value) = &value {
+            let (before, mut after) = (self.settings(), (*self.settings()).clone());
+            after.set(path, value.clone())?;
+            own::check_settings(&before, &after)?;
+        }
         if let Some(engine) = &self.engine {
             return engine.set(path, value, by).await.map(|_| ());
-        }
-        if let Some(value) = &value {
-            (*self.settings).clone().set(path, value.clone())?;
         }
         self.store.set_field(path, value.as_ref(), by, self.clock.now()).await
     }
@@ -150,6 +156,7 @@ impl App {
             settings: Arc::new(settings),
             wrong: auth::Wrong::default(),
             known: auth::Known::default(),
+            listeners: events::Listeners::default(),
             sealer: tokio::sync::OnceCell::new(),
             memory: Memory::default(),
             stopping: CancellationToken::new(),
@@ -231,7 +238,11 @@ pub(crate) fn paths() -> Vec<String> {
 
 fn described(limits: &ServerSettings) -> (Router<App>, utoipa::openapi::OpenApi) {
     // What may rightly take long: a first try while the caller waits, a bulk, a stream of events.
-    let patient = OpenApiRouter::new().merge(enqueue::routes()).merge(bulk::routes()).merge(events::routes());
+    let patient = OpenApiRouter::new()
+        .merge(enqueue::routes())
+        .merge(bulk::routes())
+        .merge(saga_bulk::routes())
+        .merge(events::routes());
     let quick = OpenApiRouter::new()
         .merge(tasks::routes())
         .merge(dead::routes())
@@ -259,7 +270,8 @@ fn router(app: App, limits: &ServerSettings) -> Router {
         .fallback(crate::console::no_such_page)
         .method_not_allowed_fallback(problem::no_such_method)
         .layer(axum::extract::DefaultBodyLimit::max(limits.max_body))
-        .layer(tower_http::timeout::RequestBodyTimeoutLayer::new(limits.request_timeout))
+        // For the whole of a body: who sends a byte now and then would otherwise keep its place for years.
+        .layer(tower_http::timeout::RequestBodyDeadlineLayer::new(limits.request_timeout))
         .with_state(app)
 }
 

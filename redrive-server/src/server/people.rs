@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::Json as Shows;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use redrive::store::{AuditFilter, Audited, Role, Token};
 use redrive::{TaskId, Timestamp};
@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 
 use super::App;
 use super::auth::Admin;
-use super::input::{Asked, Json, page};
+use super::input::{Asked, Json, Names, page};
 use super::problem::{Answer, Problem};
 use super::shapes::{AuditedShape, RoleShape, TokenShape};
 
@@ -128,7 +128,7 @@ fn lifetime(text: &str) -> redrive::Result<Duration> {
 /// On other servers it may work for one more second.
 #[utoipa::path(delete, path = "/tokens/{id}", tag = "people", params(("id" = String, Path)),
     responses((status = 204, description = "It is revoked.")))]
-async fn revoke_token(State(app): State<App>, Admin(who): Admin, Path(id): Path<String>) -> Answer<StatusCode> {
+async fn revoke_token(State(app): State<App>, Admin(who): Admin, Names([id]): Names<1>) -> Answer<StatusCode> {
     let is_id = id.bytes().all(|byte| byte.is_ascii_alphanumeric());
     let revoked = is_id && app.store.revoke_token(&id, &who.name, app.clock.now()).await?;
     app.known.forget();

@@ -1,9 +1,8 @@
-//! Sagas: starting them, looking at them, telling them something, and what people do about one or many.
+//! Sagas: starting them, looking at them, telling them something, and what people do about one.
 
 use axum::Json as Shows;
-use axum::extract::{FromRequestParts, Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
-use axum::http::request::Parts;
 use redrive::saga::{SagaState, StepDef, StepKind, StepView};
 use redrive::store::{AuditEntry, Role, SagaFilter, SagaRecord, SagaSummary};
 use redrive::{Engine, Error, Problems, Result, Timestamp};
@@ -15,7 +14,7 @@ use utoipa_axum::routes;
 
 use super::App;
 use super::auth::{Caller, Operator, Viewer};
-use super::input::{Asked, Json, page};
+use super::input::{Asked, Json, Names, page};
 use super::problem::{Answer, Problem};
 use super::shapes::{SagaShape, SagaStateShape};
 
@@ -26,7 +25,6 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(show))
         .routes(routes!(signal))
         .routes(routes!(act))
-        .routes(routes!(act_on_many))
 }
 
 /// A saga to be started.
@@ -43,19 +41,6 @@ struct NewSaga {
     /// What it consists of.
     #[schema(value_type = SagaShape)]
     saga: Value,
-}
-
-/// The id of a saga, in the path. No saga has an id with a NUL in it, and PostgreSQL does not take one.
-struct Name(String);
-
-impl<S: Send + Sync> FromRequestParts<S> for Name {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Self> {
-        let path = Path::<String>::from_request_parts(parts, state).await;
-        let Path(id) = path.map_err(|e| Problem::new(StatusCode::BAD_REQUEST, "not_understood", e.body_text()))?;
-        if id.contains('\0') { Err(Problem::not_found("saga", id.replace('\0', "\\0"))) } else { Ok(Self(id)) }
-    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -216,7 +201,7 @@ pub(crate) struct StepShown {
 ///
 /// With its steps and its journal.
 #[utoipa::path(get, path = "/sagas/{id}", tag = "sagas", params(("id" = String, Path)), responses((status = 200, body = SagaShown)))]
-async fn show(State(app): State<App>, Viewer(who): Viewer, Name(id): Name) -> Answer<Shows<SagaShown>> {
+async fn show(State(app): State<App>, Viewer(who): Viewer, Names([id]): Names<1>) -> Answer<Shows<SagaShown>> {
     let record = app.store.saga(&id).await?.ok_or_else(|| Problem::not_found("saga", &id))?;
     Ok(Shows(shown(record, &who)?))
 }
@@ -315,7 +300,7 @@ struct Signalled {
 async fn signal(
     State(app): State<App>,
     Operator(who): Operator,
-    Name(id): Name,
+    Names([id]): Names<1>,
     Json(told): Json<Signalled>,
 ) -> Answer<StatusCode> {
     let (sagas, by) = (app.engine()?.sagas(), Some(&*who.name));
@@ -370,7 +355,7 @@ const LONGEST_NOTE: usize = 1_000;
 
 impl Act {
     /// Whether it is all there.
-    fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
         let note = self.note.as_ref().map_or(0, |note| note.chars().count());
         let needs_step = matches!(self.action, Action::Skip | Action::Resolve);
         let mut problems = Problems::default();
@@ -403,78 +388,10 @@ impl Act {
 async fn act(
     State(app): State<App>,
     Operator(who): Operator,
-    Name(id): Name,
+    Names([id]): Names<1>,
     Json(act): Json<Act>,
 ) -> Answer<Shows<SagaShown>> {
     act.on(app.engine()?, &id, &who.name).await?;
     let record = app.store.saga(&id).await?.ok_or_else(|| Problem::not_found("saga", &id))?;
     Ok(Shows(shown(record, &who)?))
-}
-
-/// Which, and what is to be done to each.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-struct ActOnMany {
-    /// These. Default: those of `state` and `name`.
-    #[serde(default)]
-    #[schema(max_items = 1000)]
-    ids: Vec<String>,
-    #[schema(value_type = Option<SagaStateShape>)]
-    state: Option<SagaState>,
-    name: Option<String>,
-    /// Nothing is done; the answer says to which it would be.
-    #[serde(default)]
-    dry_run: bool,
-    act: Act,
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-struct ActedOn {
-    id: String,
-    /// Why it was not done.
-    problem: Option<String>,
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-struct ManyActedOn {
-    /// At most 1,000: ask again for the rest.
-    sagas: Vec<ActedOn>,
-}
-
-const MOST: u32 = 1_000;
-
-/// Act on many sagas
-///
-/// Each by itself: one that cannot be acted on does not keep the others from it.
-#[utoipa::path(post, path = "/sagas/actions", tag = "sagas", request_body = ActOnMany, responses((status = 200, body = ManyActedOn)))]
-async fn act_on_many(
-    State(app): State<App>,
-    Operator(who): Operator,
-    Json(many): Json<ActOnMany>,
-) -> Answer<Shows<ManyActedOn>> {
-    many.act.check()?;
-    let ids = which(&app, &many).await?;
-    let mut sagas = Vec::with_capacity(ids.len());
-    for id in ids {
-        let done = if many.dry_run { Ok(()) } else { many.act.on(app.engine()?, &id, &who.name).await };
-        sagas.push(ActedOn { id, problem: done.err().map(|e| e.to_string()) });
-    }
-    Ok(Shows(ManyActedOn { sagas }))
-}
-
-async fn which(app: &App, many: &ActOnMany) -> Answer<Vec<String>> {
-    if !many.ids.is_empty() {
-        let fits = many.ids.len() <= MOST as usize;
-        return if fits {
-            Ok(many.ids.clone())
-        } else {
-            Err(Error::invalid("ids", format!("are more than {MOST}")).into())
-        };
-    }
-    if many.state.is_none() && many.name.is_none() {
-        return Err(Error::invalid("ids", "must be given, or state or name").into());
-    }
-    let of = OfSagas { state: many.state, name: many.name.clone(), ..OfSagas::default() };
-    let found = app.store.sagas(&of.filter()?, MOST).await?;
-    Ok(found.into_iter().filter(|saga| !saga.state.is_final()).map(|saga| saga.id).collect())
 }

@@ -1,7 +1,7 @@
 //! Settings: what holds, and single fields that are set while nodes run.
 
 use axum::Json as Shows;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use redrive::store::SetField;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use utoipa_axum::routes;
 
 use super::App;
 use super::auth::{Admin, Operator};
-use super::input::Json;
+use super::input::{Json, Names};
 use super::problem::Answer;
 use super::shapes::SetFieldShape;
 
@@ -53,7 +53,7 @@ struct NewValue {
 async fn set(
     State(app): State<App>,
     Admin(who): Admin,
-    Path(path): Path<String>,
+    Names([path]): Names<1>,
     Json(new): Json<NewValue>,
 ) -> Answer<StatusCode> {
     app.set(&path, Some(new.value), &who.name).await?;
@@ -65,7 +65,7 @@ async fn set(
 /// What the files say holds again.
 #[utoipa::path(delete, path = "/settings/{path}", tag = "cluster", params(("path" = String, Path)),
     responses((status = 204, description = "It is not set.")))]
-async fn unset(State(app): State<App>, Admin(who): Admin, Path(path): Path<String>) -> Answer<StatusCode> {
+async fn unset(State(app): State<App>, Admin(who): Admin, Names([path]): Names<1>) -> Answer<StatusCode> {
     app.set(&path, None, &who.name).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json as Shows;
 use axum::extract::State;
 use axum::http::StatusCode;
-use redrive::store::{Cancelled, Role};
+use redrive::store::{Cancelled, Role, TaskFilter};
 use redrive::{Policy, Status, Task, TaskId, Timestamp};
 use serde::Serialize;
 use serde_json::Value;
@@ -16,7 +16,8 @@ use utoipa_axum::routes;
 use super::App;
 use super::auth::{Caller, Operator, Viewer};
 use super::filter::OfTasks;
-use super::input::{Asked, Id, Json};
+use super::input::{AskedPage, Id, Json, Paging};
+use super::own;
 use super::problem::{Answer, Problem};
 use super::shapes::{AttemptShape, LastErrorShape, PolicyShape, StatusShape};
 
@@ -132,10 +133,14 @@ struct Tasks {
 /// List tasks
 ///
 /// Tasks that wait or run, newest first, page by page.
-#[utoipa::path(get, path = "/tasks", tag = "tasks", params(OfTasks), responses((status = 200, body = Tasks)))]
-async fn list(State(app): State<App>, Viewer(who): Viewer, Asked(asked): Asked<OfTasks>) -> Answer<Shows<Tasks>> {
-    let limit = asked.page()?;
-    let found = app.store.search(&asked.into(), limit).await?;
+#[utoipa::path(get, path = "/tasks", tag = "tasks", params(OfTasks, Paging), responses((status = 200, body = Tasks)))]
+async fn list(
+    State(app): State<App>,
+    Viewer(who): Viewer,
+    AskedPage(which, paging): AskedPage<OfTasks>,
+) -> Answer<Shows<Tasks>> {
+    let filter = TaskFilter { after: paging.after, ..which.into() };
+    let found = app.store.search(&filter, paging.limit()?).await?;
     let tasks = found.items.into_iter().map(|task| Shown::to(task, &who)).collect();
     Ok(Shows(Tasks { tasks, next: found.continue_after }))
 }
@@ -200,7 +205,8 @@ async fn retry(State(app): State<App>, Operator(who): Operator, Id(id): Id) -> A
 
 /// Edit a task's policy
 ///
-/// The whole of it: fields that are left out have their built-in defaults.
+/// The whole of it: fields that are left out have their built-in defaults. A callback that is redrive's own, as that of a saga's
+/// step, must stay as it is.
 #[utoipa::path(put, path = "/tasks/{id}/policy", tag = "tasks", params(("id" = String, Path)), request_body = PolicyShape,
     responses((status = 204, description = "It holds.")))]
 async fn edit_policy(
@@ -209,6 +215,12 @@ async fn edit_policy(
     Id(id): Id,
     Json(policy): Json<Policy>,
 ) -> Answer<StatusCode> {
-    app.store.acting(&who.name)?.edit_policy(id, &Arc::new(policy), app.clock.now()).await?;
+    set_policy(&app, &who.name, id, policy).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn set_policy(app: &App, by: &str, id: TaskId, policy: Policy) -> Answer<()> {
+    let before = app.store.get(id).await?.ok_or_else(|| Problem::not_found("task", id))?;
+    own::check_callbacks(&policy, Some(&before.policy))?;
+    Ok(app.store.acting(by)?.edit_policy(id, &Arc::new(policy), app.clock.now()).await?)
 }

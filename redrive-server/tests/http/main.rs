@@ -245,6 +245,10 @@ async fn a_target_s_requests_are_signed_and_its_secrets_are_nowhere() {
         .outcome_under(HttpRequest::to_target("billing", "/echo").with_body("secret-token"), &[("keep", "true")])
         .await;
 
+    let bytes = world.call(HttpRequest::to_target("billing", "/tell-bytes"));
+    let bytes = world.engine.call(bytes).await.unwrap().body_base64.unwrap();
+    assert_eq!(bytes, base64(b"\xff ***"), "also where the answer is not text");
+
     let store = world.engine.store();
     let (dead, waiting) = (store.dead(&DeadFilter::default(), 9).await.unwrap(), world.engine.waiting().await);
     let kept = store.archive(&ArchiveFilter::default(), 9).await.unwrap();

@@ -93,6 +93,7 @@ async fn answer(
         ["big", size] => vec![b'x'; size.parse().unwrap()].into_response(),
         ["json", code] => (status(code), [("x-state", "done")], r#"{"ok": true}"#).into_response(),
         ["tell"] => (StatusCode::FORBIDDEN, format!("your {} is wrong", secret.unwrap_or_default())).into_response(),
+        ["tell-bytes"] => [b"\xff ", secret.unwrap_or_default().as_bytes()].concat().into_response(),
         ["hang"] => std::future::pending().await,
         ["loop"] => (StatusCode::TEMPORARY_REDIRECT, [("location", "/loop")]).into_response(),
         _ => body.into_response(),

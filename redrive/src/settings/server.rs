@@ -15,7 +15,7 @@ use crate::error::Problems;
 pub struct ServerSettings {
     /// Where it answers. What is not a loopback address is refused until there is a token. Default: `127.0.0.1:7070`.
     pub listen: SocketAddr,
-    /// How long an answer may take, and how long the next part of a body. Bulks, streams of events and first tries while the
+    /// How long an answer may take, and how long the body of a request, as a whole. Bulks, streams of events and first tries while the
     /// caller waits have no such limit. When the server stops, what is under way has this time to end. Default: 30 s.
     #[serde(with = "duration")]
     pub request_timeout: Duration,
