@@ -4,8 +4,10 @@
 
 use redrive::{Error, Policy, Problems, Result, Settings};
 
-/// The fields of a policy that name methods.
-const CALLBACKS: [(&str, fn(&Policy) -> Option<&str>); 2] = [
+/// A field of a policy that names a method.
+type Field = (&'static str, fn(&Policy) -> Option<&str>);
+
+const CALLBACKS: [Field; 2] = [
     ("on_success", |policy| policy.on_success.as_deref()),
     ("on_final_failure", |policy| policy.on_final_failure.as_deref()),
 ];
