@@ -8,7 +8,7 @@ use redrive::testing::Testing;
 use redrive::{Clock, Engine, EngineConfig, MethodOptions};
 use serde_json::{Value, json};
 
-use crate::harness::{Db, stores};
+use crate::harness::{Db, Kind, Raw, stores};
 use crate::script::{Say, World, play, quick, saga, settled, step, trip, until};
 
 stores!(
@@ -27,6 +27,7 @@ stores!(
     a_signal_is_in_the_audit_but_not_what_it_said,
     a_signal_that_comes_with_the_start_does_not_harm_it,
     a_signal_that_nobody_will_hear_is_a_conflict,
+    a_saga_that_somebody_holds_keeps_no_other_from_its_time,
 );
 
 fn wait(name: &str, after: &[&str], timeout: Option<Duration>, when_up: WhenUp) -> StepDef {
@@ -365,6 +366,28 @@ async fn a_signal_that_nobody_will_hear_is_a_conflict(db: Db) {
     assert!(refused("paid").await.contains("it goes back"));
     world.let_go();
     assert_eq!(settled(&engine, "t").await, SagaState::Compensated);
+    engine.stop().await;
+}
+
+async fn a_saga_that_somebody_holds_keeps_no_other_from_its_time(db: Db) {
+    if db.kind == Kind::Sqlite {
+        return; // who writes there holds the whole file
+    }
+    let world = World::default();
+    let (engine, clock) = world.engine_and_clock(&db.store).await;
+    let waits = || saga([wait("yes", &[], Some(SOON * 10), WhenUp::Compensate)]);
+    let start = async |id| engine.sagas().start_with(waits(), id, json!(1)).await.unwrap();
+    let mut raw = Raw::connect(&db).await;
+    start("held").await;
+    raw.begin().await;
+    raw.sql("UPDATE redrive_saga SET version = version + 1 WHERE id = 'held'").await.unwrap();
+    for id in ["first", "second", "third"] {
+        start(id).await;
+        clock.advance(Duration::from_secs(10)); // the table is looked into as well
+        assert_eq!(settled(&engine, id).await, SagaState::Failed);
+    }
+    raw.commit().await;
+    assert_eq!(settled(&engine, "held").await, SagaState::Failed);
     engine.stop().await;
 }
 

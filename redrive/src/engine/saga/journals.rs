@@ -97,7 +97,7 @@ impl Journals {
     /// What comes when the engine has stopped is dropped, which its asker notices.
     fn push(&self, asked: Asked) {
         let mut queue = lock(&self.queue);
-        if !queue.closed {
+        if !queue.closed && !queue.is_looked_at(&asked) {
             queue.of(&asked.id).push_back(asked);
             self.more.notify_one();
         }
@@ -147,6 +147,12 @@ impl Queue {
     /// The queue of a saga.
     fn of(&mut self, id: &str) -> &mut VecDeque<Asked> {
         self.aside.get_mut(id).unwrap_or(&mut self.asked)
+    }
+
+    /// Whether this is a look at a saga that was set aside and will be looked at anyway: however long somebody holds it, one is enough.
+    fn is_looked_at(&self, asked: &Asked) -> bool {
+        let is_look = |asked: &Asked| matches!(asked.tell, Tell::Look);
+        is_look(asked) && self.aside.get(&asked.id).is_some_and(|queue| queue.iter().any(is_look))
     }
 }
 
@@ -538,6 +544,8 @@ mod tests {
         assert_eq!(ids(&journals.take()), ["b"]);
         let aside = journals.take_aside("a").unwrap();
         assert!(aside.len() == 4 && aside.first().is_some_and(|asked| asked.reread), "{aside:?}");
+        (0..3).for_each(|_| journals.look("a".into()));
+        assert_eq!(journals.take_aside("a").unwrap().len(), 1, "one look is enough");
         assert!(journals.take_aside("a").is_none());
         journals.push(ask("a"));
         assert_eq!(ids(&journals.take()), ["a"], "one of all again");

@@ -6,7 +6,8 @@
 //! it, since whoever remembers has been there by then, and now and then in any case. The lock saves work; what keeps things right is the
 //! journal, in which a look that comes to nothing leaves nothing.
 //!
-//! *Failure.* When the holder of the lock dies, whoever declares it dead frees the lock and looks at once, so nobody waits for it to
+//! *Failure.* Who remembers does not wait for what is written; who looks into the table does, but not for long: a saga whose row somebody
+//! holds keeps no other from its time. When the holder of the lock dies, whoever declares it dead frees the lock and looks at once, so nobody waits for it to
 //! expire. A saga that cannot be looked at, because it cannot be read for example, does not keep others from it.
 
 use std::collections::BTreeSet;
@@ -29,8 +30,9 @@ const LOCK: &str = "sagas";
 const SWEEP: Duration = Duration::from_secs(5);
 /// How long a time is left to whoever has it in memory.
 const LAG: Duration = Duration::from_millis(250);
-/// How many it takes at once.
+/// How many it takes at once, and how long it waits for what comes of them before it goes on with the next.
 const SWEPT: u32 = 1_000;
+const SWEPT_FOR: Duration = Duration::from_secs(1);
 
 /// What is remembered.
 #[derive(Debug, Default)]
@@ -67,15 +69,16 @@ impl Shared {
         timers.first().map(|(at, _)| *at)
     }
 
-    /// Looks at all whose time has come; how many moved on. One that cannot, because it cannot be read for example, does not keep the
-    /// others from it.
+    /// Looks at all whose time has come; how many moved on, as far as that was heard in time. One that cannot, because it cannot be read or
+    /// is held by somebody, does not keep the others from it.
     pub(super) async fn look_at_due_sagas(&self, now: Timestamp) -> Result<usize> {
         let (mut moved, mut last) = (0, None);
         loop {
             let due = self.store.due_sagas(last.as_ref(), now, SWEPT).await?;
             let looks = due.iter().map(|(_, id)| self.sagas.journals.tell(id, Tell::Look));
+            let looks = looks.map(|look| tokio::time::timeout(SWEPT_FOR, look));
             let answers = futures_util::future::join_all(looks).await;
-            moved += answers.iter().filter(|answer| answer.as_ref().is_ok_and(|a| a.is_new)).count();
+            moved += answers.iter().filter(|answer| matches!(answer, Ok(Ok(a)) if a.is_new)).count();
             if due.len() < SWEPT as usize {
                 return Ok(moved);
             }
@@ -101,21 +104,34 @@ pub(in crate::engine) async fn run(shared: Arc<Shared>) {
     if !shared.sagas.any {
         return; // those who run steps look at the time, too
     }
-    let (mut held, mut look) = (None, Timestamp::EPOCH);
+    tokio::join!(remember(&shared), sweep_all(&shared));
+}
+
+/// Looks at what is remembered, at its time.
+async fn remember(shared: &Shared) {
     loop {
         let now = shared.clock.now();
-        let next = shared.look_at_remembered(now);
-        if look <= now {
-            look = sweep(&shared, &mut held, now).await.unwrap_or_else(|e| {
-                tracing::warn!(error = %e, "sagas whose time has come could not be looked for; trying again");
-                now + SWEEP
-            });
-        }
-        let wait = next.unwrap_or(look).min(look).since(now).min(SWEEP).max(Duration::from_millis(1));
+        let next = shared.look_at_remembered(now).unwrap_or(Timestamp::MAX);
         tokio::select! {
-            () = pause(wait) => {}
+            () = pause(next.since(now).clamp(Duration::from_millis(1), SWEEP)) => {}
             () = shared.sagas.times.sooner.notified() => {}
-            () = shared.sagas.times.orphaned.notified() => look = Timestamp::EPOCH,
+            () = shared.stopping.cancelled() => return,
+        }
+    }
+}
+
+/// Looks for what nobody remembers.
+async fn sweep_all(shared: &Shared) {
+    let mut held = None;
+    loop {
+        let now = shared.clock.now();
+        let look = sweep(shared, &mut held, now).await.unwrap_or_else(|e| {
+            tracing::warn!(error = %e, "sagas whose time has come could not be looked for; trying again");
+            now + SWEEP
+        });
+        tokio::select! {
+            () = pause(look.since(shared.clock.now()).clamp(Duration::from_millis(1), SWEEP)) => {}
+            () = shared.sagas.times.orphaned.notified() => {}
             () = shared.stopping.cancelled() => break,
         }
     }
