@@ -1,8 +1,9 @@
 //! The time, for sagas that wait for one.
 //!
-//! *State.* Time needs no tasks: each saga's row says when it must be looked at. The node that wrote that remembers it.
+//! *State.* Time needs no tasks: each saga's row says when it must be looked at. The node that wrote that remembers it, if it is soon.
 //!
-//! *Invariants.* For the times of nodes that are gone one node, which holds a lock, looks into the table: a moment after the next time in
+//! *Invariants.* What is remembered is due within a minute, and only where it is looked after: however many sagas wait for days, memory
+//! does not grow. For what is later, and for the times of nodes that are gone, one node, which holds a lock, looks into the table: a moment after the next time in
 //! it, since whoever remembers has been there by then, and now and then in any case. The lock saves work; what keeps things right is the
 //! journal, in which a look that comes to nothing leaves nothing.
 //!
@@ -11,6 +12,7 @@
 //! expire. A saga that cannot be looked at, because it cannot be read for example, does not keep others from it.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -30,6 +32,8 @@ const LOCK: &str = "sagas";
 const SWEEP: Duration = Duration::from_secs(5);
 /// How long a time is left to whoever has it in memory.
 const LAG: Duration = Duration::from_millis(250);
+/// What is later than this is not remembered.
+const SOON: Duration = Duration::from_secs(60);
 /// How many it takes at once, and how long it waits for what comes of them before it goes on with the next.
 const SWEPT: u32 = 1_000;
 const SWEPT_FOR: Duration = Duration::from_secs(1);
@@ -39,24 +43,32 @@ const SWEPT_FOR: Duration = Duration::from_secs(1);
 pub(super) struct Times {
     /// Sagas that are to be looked at, and when.
     timers: Mutex<BTreeSet<(Timestamp, String)>>,
+    /// Whether anybody looks after them.
+    kept: AtomicBool,
     sooner: Notify,
     /// A node has died: what it had in memory is for others.
     orphaned: Notify,
 }
 
-impl Shared {
-    /// A saga is to be looked at then, and no more when it was to be.
-    pub(super) fn look_at(&self, id: &str, was: Option<Timestamp>, at: Option<Timestamp>) {
-        if was == at {
-            return;
-        }
-        let mut timers = lock(&self.sagas.times.timers);
+impl Times {
+    fn move_timer(&self, id: &str, was: Option<Timestamp>, at: Option<Timestamp>, now: Timestamp) {
+        let mut timers = lock(&self.timers);
         was.into_iter().for_each(|was| _ = timers.remove(&(was, id.to_owned())));
-        let Some(at) = at else { return };
+        let kept = self.kept.load(Ordering::Acquire);
+        let Some(at) = at.filter(|at| kept && *at <= now + SOON) else { return };
         let is_next = timers.first().is_none_or(|(next, _)| at < *next);
         timers.insert((at, id.to_owned()));
         if is_next {
-            self.sagas.times.sooner.notify_one();
+            self.sooner.notify_one();
+        }
+    }
+}
+
+impl Shared {
+    /// A saga is to be looked at then, and no more when it was to be.
+    pub(super) fn look_at(&self, id: &str, was: Option<Timestamp>, at: Option<Timestamp>) {
+        if was != at {
+            self.sagas.times.move_timer(id, was, at, self.clock.now());
         }
     }
 
@@ -109,6 +121,7 @@ pub(in crate::engine) async fn run(shared: Arc<Shared>) {
 
 /// Looks at what is remembered, at its time.
 async fn remember(shared: &Shared) {
+    shared.sagas.times.kept.store(true, Ordering::Release);
     loop {
         let now = shared.clock.now();
         let next = shared.look_at_remembered(now).unwrap_or(Timestamp::MAX);
@@ -167,6 +180,21 @@ fn next_look(now: Timestamp, next: Option<Timestamp>) -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_soon_is_remembered_where_somebody_looks_after_it() {
+        let (times, now) = (Times::default(), Timestamp::from_millis(1_800_000_000_000));
+        let after = |seconds: u64| Some(now + Duration::from_secs(seconds));
+        let kept = || lock(&times.timers).len();
+        times.move_timer("a", None, after(1), now);
+        assert_eq!(kept(), 0, "nobody would ever take it out again");
+        times.kept.store(true, Ordering::Release);
+        times.move_timer("a", None, after(60), now);
+        times.move_timer("b", None, after(61), now);
+        assert_eq!(kept(), 1, "the sweep finds what is later");
+        times.move_timer("a", after(60), after(3_600), now);
+        assert_eq!(kept(), 0);
+    }
 
     #[test]
     fn the_table_is_looked_at_a_moment_after_the_next_time_in_it() {
