@@ -7,7 +7,8 @@
 //! *Invariants.* The events of one write, the tasks that they ask for and the row's new `seq` are one transaction, and the row moves only
 //! from the `seq` that the writer knew. Many sagas' writes share a transaction; each is won or lost by itself.
 //!
-//! *Failure.* If the answer to a commit is lost, the write's name in the row says that it was written.
+//! *Failure.* If the answer to a commit is lost, the write's name in the row says that it was written. If others have written since, it does
+//! not: then all is told again to what the saga has become, where each event is known by what it says, and a signal by its key.
 
 use std::collections::{HashMap, HashSet};
 

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use redrive::saga::{Definition, SagaState, StepDef, StepKind, UndoKind, WhenUp};
-use redrive::store::{AuditFilter, Registration};
+use redrive::saga::{Definition, Event, SagaState, StepDef, StepKind, UndoKind, WhenUp};
+use redrive::store::{AuditFilter, Fault, Faults, Registration};
 use redrive::testing::Testing;
 use redrive::{Clock, Engine, EngineConfig, MethodOptions};
 use serde_json::{Value, json};
 
-use crate::harness::{Db, Kind, Raw, stores};
-use crate::script::{Say, World, play, quick, saga, settled, step, trip, until};
+use crate::harness::{Db, Kind, Raw, options, stores};
+use crate::script::{Say, World, journal, play, quick, saga, settled, step, trip, until};
 
 stores!(
     a_signal_is_heard_whenever_it_comes,
@@ -28,6 +28,7 @@ stores!(
     a_signal_that_comes_with_the_start_does_not_harm_it,
     a_signal_that_nobody_will_hear_is_a_conflict,
     a_saga_that_somebody_holds_keeps_no_other_from_its_time,
+    a_signal_whose_answer_is_lost_is_heard_once,
 );
 
 fn wait(name: &str, after: &[&str], timeout: Option<Duration>, when_up: WhenUp) -> StepDef {
@@ -389,6 +390,38 @@ async fn a_saga_that_somebody_holds_keeps_no_other_from_its_time(db: Db) {
     raw.commit().await;
     assert_eq!(settled(&engine, "held").await, SagaState::Failed);
     engine.stop().await;
+}
+
+/// Before it is tried again, another node writes to the saga.
+async fn a_signal_whose_answer_is_lost_is_heard_once(db: Db) {
+    let (faults, mut options) = (Faults::default(), options());
+    options.faults = Some(faults.clone());
+    let (here, there) = (World::default(), World::default());
+    let engine = here.engine(&redrive::Store::open_with(&db.url, options).await.unwrap()).await;
+    let other = there.engine_of(&db.another().await, &["elsewhere"]).await;
+    here.will("ask", [Say::Hold]);
+    let definition = saga([step("ask", &[]), wait("yes", &["ask"], None, WhenUp::Compensate)]);
+    engine.sagas().start_with(definition, "t", json!(1)).await.unwrap();
+    here.until_seen("ask", 1).await;
+    let heard = async || {
+        let journal = journal(&other, "t").await;
+        journal.iter().filter(|event| matches!(event, Event::Signal { .. })).count()
+    };
+    for n in 1..=3 {
+        faults.next_write(Fault::FailAfterCommit);
+        faults.next_write(Fault::Delay(SOON * 10)); // before the second try
+        let signal = async || engine.sagas().signal("t", "yes", &json!(n), None).await.unwrap();
+        let meanwhile = async || {
+            while heard().await < n {}
+            other.sagas().edit_input("t", json!(n), Some("ada"), None).await.unwrap();
+        };
+        tokio::join!(signal(), meanwhile());
+        assert_eq!(heard().await, n);
+    }
+    here.let_go();
+    assert_eq!(settled(&other, "t").await, SagaState::Succeeded);
+    engine.stop().await;
+    other.stop().await;
 }
 
 /// With a clock of its own a test need not wait for anything.

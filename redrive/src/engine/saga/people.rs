@@ -205,8 +205,8 @@ impl Sagas<'_> {
             let after = json!({ "signal": signal, "payload_bytes": bytes, "key": key });
             entry("saga.signal", id, Some(after), Some(by), None)
         });
-        let (key, by) = (key.map(str::to_owned), by.map(str::to_owned));
-        let event = Event::Signal { name: signal.to_owned(), payload, by, key };
+        let key = key.map_or_else(own_key, |key| Ok(key.to_owned()))?;
+        let event = Event::Signal { name: signal.to_owned(), payload, by: by.map(str::to_owned), key: Some(key) };
         self.tell(id, Tell::Wish(Wish::Event(event), audit)).await.map(|answer| answer.1)
     }
 
@@ -367,6 +367,14 @@ impl Sagas<'_> {
 
 fn entry(action: &str, id: &str, after: Option<Value>, by: Option<&str>, note: Option<&str>) -> AuditEntry {
     AuditEntry::new(by.unwrap_or(PROGRAM), action, id).changed(None, after).noting(note)
+}
+
+/// A key for a signal that came without one: by it we know our own again, if the answer to its commit was lost and somebody else has
+/// written to the saga since.
+fn own_key() -> Result<String> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|_| Error::invalid("key", "the system gives no random numbers"))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Whether a saga can have this id. MySQL takes `a` and `a ` for the same.
