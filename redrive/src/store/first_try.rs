@@ -1,5 +1,7 @@
 //! A first try, made inline, that ended before there was a row of it: it goes straight to where it belongs.
 
+use std::time::Duration;
+
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::id::{IdMap, TaskId};
@@ -16,6 +18,10 @@ use super::retry::{Scope, retrying};
 use super::settle::Settle;
 use super::settle_sql::write_where_they_go;
 
+/// How long the key of a callback outlives it. A first try that succeeded leaves nothing else behind: if the answer to its commit was lost,
+/// and the callback has been run meanwhile, only that says that it was written.
+const CALLED_BACK_FOR: Duration = Duration::from_secs(3600);
+
 impl Store {
     /// Writes down a first try that ended before there was a row: where it goes, and the callback that it asks for. One that
     /// no retry can mend goes to the archive: its caller has been told.
@@ -30,7 +36,8 @@ impl Store {
         let rejected = matches!(change.to, To::Dead(DeadReason::Rejected) | To::Dropped(DeadReason::Rejected));
         let settle = Settle::with_result(task, change, result);
         let telling: &[&Settle] = if rejected { &[] } else { &[&settle] };
-        let (follow_ups, tables) = self.follow_up_tasks(telling, now).await?;
+        let (mut follow_ups, tables) = self.follow_up_tasks(telling, now).await?;
+        follow_ups.values_mut().flatten().for_each(|task| task.dedup_for = CALLED_BACK_FOR);
         retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, tried| {
             let ids = [settle.task.id];
             if tried > 0 && written_already(c, &tables, &settle, &follow_ups).await? {
@@ -66,4 +73,37 @@ async fn written_already(
     let mut there = super::task::existing_tasks(c, tables, &called_back).await?;
     there.extend(super::task::ended_ids(c, tables, &ids).await?);
     Ok(!there.is_empty())
+}
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use super::*;
+    use crate::id::SHARDS;
+    use crate::new_task::NewTask;
+    use crate::policy::Policy;
+    use crate::settle::{Outcome, settle};
+    use crate::store::{Registration, Slice};
+    use crate::task::Lane;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
+
+    /// The answer to the first commit was lost, and the callback has come and gone.
+    #[tokio::test]
+    async fn what_is_written_again_calls_back_once() {
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        let node = store.register(&Registration::default(), NOW).await.unwrap();
+        let policy = Policy { on_success: Some("paid".into()), ..Policy::default() };
+        let task = *store.prepare(NewTask::new("pay", &7).unwrap().policy(policy), NOW).unwrap().task;
+        let slice = |shard| Slice { lane: Lane::of("paid"), shard, from: Timestamp::EPOCH };
+        let slices: Vec<Slice> = (0..SHARDS).map(slice).collect();
+        let write = async || {
+            let change = settle(&task, &Outcome::Done, NOW, 0.0);
+            store.write_first_try(task.clone(), change, Some("1".into()), NOW).await.unwrap();
+            store.claim_due(&slices, node, NOW, 10).await.unwrap().tasks
+        };
+        let called = write().await.remove(0);
+        let done = settle(&called, &Outcome::Done, NOW, 0.0);
+        store.settle(&[Settle::new(called, done)], NOW).await.unwrap();
+        assert_eq!(write().await, []);
+    }
 }
