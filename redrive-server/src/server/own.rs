@@ -4,8 +4,11 @@
 
 use redrive::{Error, Policy, Problems, Result, Settings};
 
+/// What a field of a policy names.
+type Named = fn(&Policy) -> Option<&str>;
+
 /// The fields of a policy that name methods.
-const CALLBACKS: [(&str, fn(&Policy) -> Option<&str>); 2] = [
+const CALLBACKS: [(&str, Named); 2] = [
     ("on_success", |policy| policy.on_success.as_deref()),
     ("on_final_failure", |policy| policy.on_final_failure.as_deref()),
 ];

@@ -96,8 +96,8 @@ pub(super) async fn no_such_method(method: axum::http::Method, uri: axum::http::
 
 /// A body that could not be received, or not in time, or is too large.
 pub(crate) fn unreadable(e: &axum::extract::rejection::BytesRejection) -> Problem {
-    let causes = std::iter::successors(Some(e as &(dyn std::error::Error + 'static)), |e| e.source());
-    if causes.into_iter().any(|e| e.is::<tower_http::timeout::TimeoutError>()) {
+    let mut causes = std::iter::successors(Some(e as &(dyn std::error::Error + 'static)), |e| e.source());
+    if causes.any(<dyn std::error::Error>::is::<tower_http::timeout::TimeoutError>) {
         return Problem::new(StatusCode::REQUEST_TIMEOUT, "slow_body", "the body did not come in time");
     }
     Problem::new(e.status(), "unreadable_body", e.body_text())
