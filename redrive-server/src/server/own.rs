@@ -4,10 +4,11 @@
 
 use redrive::{Error, Policy, Problems, Result, Settings};
 
-/// A field of a policy that names a method.
-type Field = (&'static str, fn(&Policy) -> Option<&str>);
+/// What a field of a policy names.
+type Named = fn(&Policy) -> Option<&str>;
 
-const CALLBACKS: [Field; 2] = [
+/// The fields of a policy that name methods.
+const CALLBACKS: [(&str, Named); 2] = [
     ("on_success", |policy| policy.on_success.as_deref()),
     ("on_final_failure", |policy| policy.on_final_failure.as_deref()),
 ];
