@@ -246,8 +246,11 @@ fn policy(call: &Call, options: &Options) -> Tokens {
     }
 }
 
-/// What a first try needs of the policy, without making all of it.
+/// What a first try needs of the policy, without making all of it; a deadline is of the arguments, so there it takes all.
 fn first_try(options: &Options) -> Tokens {
+    if options.has_deadline {
+        return quote!();
+    }
     let defaults = local("defaults");
     let timeout = options.timeout.clone().unwrap_or_else(|| quote!(#defaults.timeout));
     let judged = matches!(options.success_if, Some(SuccessIf::Cel(_))) || options.on_success.is_some() || options.keep;
@@ -255,7 +258,7 @@ fn first_try(options: &Options) -> Tokens {
     quote! {
         #[inline]
         fn first_try(&self, #defaults: &::redrive::Policy) -> ::redrive::FirstTry {
-            ::redrive::FirstTry { timeout: #timeout, plain: #plain }
+            ::redrive::FirstTry { timeout: #timeout, deadline: #defaults.deadline, plain: #plain }
         }
     }
 }

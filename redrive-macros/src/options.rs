@@ -34,6 +34,8 @@ pub(crate) struct Options {
     pub(crate) on_final_failure: Option<Path>,
     /// The time limit of a try, which is among the policy's fields, too.
     pub(crate) timeout: Option<Tokens>,
+    /// Whether there is a deadline, likewise.
+    pub(crate) has_deadline: bool,
     /// Whether its result is kept, which is among the policy's fields, too.
     pub(crate) keep: bool,
 }
@@ -98,6 +100,7 @@ impl Options {
                 if name == "timeout" {
                     self.timeout = Some(value.clone());
                 }
+                self.has_deadline |= name == "deadline";
                 self.keep |= name == "keep";
                 self.policy.push(quote!(#name: #value));
             }

@@ -1,7 +1,7 @@
 //! The fn under `#[retryable]`: what it is called, what it is given, what it returns.
 //!
 //! Its arguments are stored and come back in another process, so each must own its data or be a plain reference to something
-//! that can be owned: `&T` is stored as `T`, `&str` as `String`, `&[T]` as `Vec<T>`.
+//! that can be owned: `&T` is stored as `T`, `&str` as `String`, `&[T]` as `Vec<T>`, `&Path` as `PathBuf`.
 
 use quote::ToTokens;
 use syn::visit::{self, Visit};
@@ -164,10 +164,18 @@ fn stored(ty: &Type) -> syn::Result<(Type, Option<Type>)> {
             parse_quote!(::std::vec::Vec<#item>)
         }
         Type::Path(path) if path.path.is_ident("str") => parse_quote!(::std::string::String),
+        // A type of the user's own may have the name: what is cloned is owned as itself.
+        other if is_unsized(other) => parse_quote!(<#other as ::std::borrow::ToOwned>::Owned),
         Type::TraitObject(_) => return Err(syn::Error::new_spanned(ty, STORED)),
         other => other.clone(),
     };
     Ok((stored, Some(target.clone())))
+}
+
+/// Whether this is, by its name, one of the standard library's types that are owned as another: `Path` as `PathBuf`.
+fn is_unsized(ty: &Type) -> bool {
+    let named = |name: &&str| last_segment(ty).is_some_and(|s| s.ident == name && s.arguments.is_none());
+    ["Path", "OsStr", "CStr"].iter().any(named)
 }
 
 /// The type that the fn returns, if it is a `Result`.
@@ -259,6 +267,14 @@ mod tests {
         assert_eq!(stored, ["u64", "Order", "::std::string::String", "::std::vec::Vec<Item>", "Cow<'static,str>"]);
         let targets: Vec<_> = call.arguments.iter().map(|argument| text(&argument.target)).collect();
         assert_eq!(targets, ["", "Order", "str", "[Item]", ""]);
+    }
+
+    #[test]
+    fn what_has_no_size_is_stored_as_what_owns_it() {
+        let call = read("async fn f(a: &std::path::Path, b: &OsStr, c: &Path<u8>, d: Path) -> Result<(), E> {}");
+        let stored: Vec<_> = call.ok().unwrap().arguments.iter().map(|argument| text(&argument.stored)).collect();
+        let owned = |ty: &str| format!("<{ty}as::std::borrow::ToOwned>::Owned");
+        assert_eq!(stored, [&*owned("std::path::Path"), &*owned("OsStr"), "Path<u8>", "Path"]);
     }
 
     #[test]

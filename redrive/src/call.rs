@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::id::TaskId;
 use crate::new_task::NewTask;
 use crate::policy::Policy;
-use crate::retryable::{FirstTry, Persist, Retryable, new_task, policy_of};
+use crate::retryable::{FirstTry, Persist, Retryable, new_task};
 use crate::settle::{Outcome, To, settle};
 use crate::store::Enqueued;
 use crate::task::{Business, Task};
@@ -42,7 +42,7 @@ pub(crate) type Ended<C> =
 
 /// Makes a try: a panic and a timeout are ends like others.
 pub(crate) async fn try_once<C: Retryable>(call: &C, cx: &Context<'_>, limit: Option<Duration>) -> Ended<C> {
-    let attempt = AssertUnwindSafe(call.execute(cx)).catch_unwind();
+    let attempt = AssertUnwindSafe(async { call.execute(cx).await }).catch_unwind();
     let ended = match limit {
         None => attempt.await,
         Some(limit) => match tokio::time::timeout(limit, attempt).await {
@@ -64,11 +64,14 @@ pub(crate) fn judge<C: Retryable>(call: &C, cx: &Context<'_>, policy: &Policy, e
         Ok(value) | Err(Cause::Unmet(value) | Cause::Untold(value)) => call.unmet(value),
         Err(Cause::Timeout(limit)) => Verdict::Failed(Failure::retry(Kind::TIMEOUT, no_result(*limit))),
         Err(Cause::Panic(said)) => Verdict::Failed(Failure::retry(Kind::PANIC, said)),
-        Err(held @ Cause::Held(_)) => Verdict::Failed(Failure::retry(Kind::of("not_ready"), held.to_string())),
+        Err(untried @ (Cause::Held(_) | Cause::Expired(_))) => {
+            Verdict::Failed(Failure::retry(Kind::of("not_ready"), untried.to_string()))
+        }
         Err(Cause::Error(e)) => call.classify(e),
     };
     let failure = match verdict {
         Verdict::Failed(failure) => by_lists(policy, failure),
+        Verdict::Listed(failure) => unless_listed(policy, failure),
         Verdict::Retry(failure) => Failure { class: Class::Retry, ..failure },
         Verdict::Fatal(failure) => return Outcome::Fatal(failure),
         Verdict::Snooze(time) => return Outcome::Snooze(time),
@@ -86,7 +89,9 @@ fn seen<C: Retryable>(call: &C, called: &Called<C>) -> Outcome {
     match cause {
         Some(Cause::Timeout(limit)) => Outcome::Failed(Failure::retry(Kind::TIMEOUT, no_result(*limit))),
         Some(Cause::Error(e)) => match call.classify(e) {
-            Verdict::Failed(failure) | Verdict::Retry(failure) | Verdict::Fatal(failure) => Outcome::Failed(failure),
+            Verdict::Failed(failure) | Verdict::Listed(failure) | Verdict::Retry(failure) | Verdict::Fatal(failure) => {
+                Outcome::Failed(failure)
+            }
             Verdict::Snooze(_) | Verdict::Cancel => Outcome::Cancel,
         },
         _ => Outcome::Cancel, // nothing
@@ -95,6 +100,11 @@ fn seen<C: Retryable>(call: &C, called: &Called<C>) -> Outcome {
 
 fn by_lists(policy: &Policy, failure: Failure) -> Failure {
     Failure { class: policy.classify(&failure.kind), ..failure }
+}
+
+/// One of those that are tried again, by a pattern; what the policy excepts by its kind is not.
+pub(crate) fn unless_listed(policy: &Policy, failure: Failure) -> Failure {
+    Failure { class: if policy.excepts(&failure.kind) { Class::Reject } else { Class::Retry }, ..failure }
 }
 
 fn succeeded<C: Retryable>(call: &C, policy: &Policy, value: &C::Output) -> bool {
@@ -118,6 +128,8 @@ fn cause<C: Retryable>(ended: Ended<C>) -> Cause<C::Output, C::Error> {
 struct Asked<'a, C> {
     engine: &'a Engine,
     call: &'a C,
+    /// Since when it is tried. `None`: since now.
+    since: Option<Timestamp>,
 }
 
 impl<C: Retryable> Asked<'_, C> {
@@ -136,7 +148,7 @@ impl<C: Retryable> Inline for Asked<'_, C> {
     }
 
     fn limit(&self) -> Option<Timestamp> {
-        self.engine.policy_for(self.call).limit(self.engine.now())
+        self.engine.policy_for(self.call).limit(self.since.unwrap_or_else(|| self.engine.now()))
     }
 
     fn new_id(&self) -> TaskId {
@@ -150,18 +162,25 @@ impl Engine {
     /// made good later. Gives the value, or says what will become of it.
     pub async fn call<C: Retryable>(&self, call: C) -> Called<C> {
         let (persist, first) = self.first_try_of(&call);
+        if let Some(deadline) = first.deadline.filter(|deadline| *deadline <= self.now()) {
+            return Box::pin(self.call_too_late(&call, persist, deadline)).await;
+        }
         if self.has_gates() {
             return Box::pin(self.call_through_gate(&call, persist, &first)).await;
         }
         if persist == Persist::Always {
             return Box::pin(self.call_recorded(&call)).await;
         }
-        let asked = Asked { engine: self, call: &call };
+        let asked = Asked { engine: self, call: &call, since: None };
         let cx = self.inline_context(1, &asked);
         let ended = try_once(&call, &cx, first.timeout).await;
         match ended {
             Ok(value) if first.plain && call.is_success(&value) => Ok(value),
-            ended => Box::pin(self.call_tried(&call, &cx, persist, ended)).await,
+            ended => {
+                let policy = self.policy_for(&call);
+                let outcome = judge(&call, &cx, &policy, &ended);
+                Box::pin(self.call_tried(&call, &cx, persist, policy, outcome, ended)).await
+            }
         }
     }
 
@@ -176,41 +195,53 @@ impl Engine {
         let started = Stopwatch::start();
         if persist == Persist::Always {
             let called = self.call_recorded(call).await;
-            self.end_inline(&inline, call.method(), part.as_deref(), &seen(call, &called), started.elapsed());
+            inline.end(call.method(), part.as_deref(), &seen(call, &called), started.elapsed());
             return called;
         }
-        let asked = Asked { engine: self, call };
+        let asked = Asked { engine: self, call, since: None };
         let cx = self.inline_context(1, &asked);
         let ended = try_once(call, &cx, first.timeout).await;
-        let outcome = judge(call, &cx, &self.policy_for(call), &ended);
-        self.end_inline(&inline, call.method(), part.as_deref(), &outcome, started.elapsed());
-        match ended {
-            Ok(value) if first.plain && outcome == Outcome::Done => Ok(value),
-            ended => self.call_tried(call, &cx, persist, ended).await,
-        }
+        let policy = self.policy_for(call);
+        let outcome = judge(call, &cx, &policy, &ended);
+        inline.end(call.method(), part.as_deref(), &outcome, started.elapsed());
+        self.call_tried(call, &cx, persist, policy, outcome, ended).await
     }
 
     async fn hold_back<C: Retryable>(&self, call: &C, persist: Persist, until: Option<Timestamp>) -> Called<C> {
-        let cause = || Cause::Held(until);
+        let cause = Cause::Held(until);
         match persist {
-            Persist::Never => return Err(CallError::Rejected { cause: cause() }),
-            Persist::Manual => return Err(CallError::Failed { cause: cause() }),
+            Persist::Never => return Err(CallError::Rejected { cause }),
+            Persist::Manual => return Err(CallError::Failed { cause }),
             Persist::RetryOnly | Persist::OnFailure | Persist::Always => {}
         }
-        let written = match new_task(call, self.policy_for(call)) {
-            Ok(new) => self.enqueue(new).await,
-            Err(e) => Err(e),
-        };
-        Err(match written {
-            Ok(Enqueued { id, existed }) => CallError::Deferred { task_id: id, existed, cause: Some(cause()) },
-            Err(source) => CallError::NotRecorded { cause: Some(cause()), source },
+        Err(match self.write_untried(call).await {
+            Ok(Enqueued { id, existed }) => CallError::Deferred { task_id: id, existed, cause: Some(cause) },
+            Err(source) => CallError::NotRecorded { cause: Some(cause), source },
         })
+    }
+
+    /// Its deadline was over before it began. Written down it is found to have run out of time, like any other, and becomes a dead letter.
+    async fn call_too_late<C: Retryable>(&self, call: &C, persist: Persist, deadline: Timestamp) -> Called<C> {
+        let cause = Cause::Expired(deadline);
+        if matches!(persist, Persist::Never | Persist::Manual) {
+            return Err(CallError::Exhausted { task_id: None, cause });
+        }
+        Err(match self.write_untried(call).await {
+            Ok(Enqueued { id, existed: false }) => CallError::Exhausted { task_id: Some(id), cause },
+            Ok(Enqueued { id, existed: true }) => {
+                CallError::Deferred { task_id: id, existed: true, cause: Some(cause) }
+            }
+            Err(source) => CallError::NotRecorded { cause: Some(cause), source },
+        })
+    }
+
+    async fn write_untried<C: Retryable>(&self, call: &C) -> Result<Enqueued> {
+        self.enqueue(new_task(call, self.policy_for(call))?).await
     }
 
     /// The policy of a call, settings included.
     fn policy_for<C: Retryable>(&self, call: &C) -> Policy {
-        let defaults = self.defaults();
-        defaults.adjusted(call.method(), policy_of(call, &defaults.policy))
+        self.defaults().policy_of(call)
     }
 
     /// What becomes of a first try that was not plainly a success.
@@ -219,10 +250,10 @@ impl Engine {
         call: &C,
         cx: &Context<'_>,
         persist: Persist,
+        policy: Policy,
+        outcome: Outcome,
         ended: Ended<C>,
     ) -> Called<C> {
-        let policy = self.policy_for(call);
-        let outcome = judge(call, cx, &policy, &ended);
         match ended {
             Ok(value) if outcome == Outcome::Done => {
                 if FirstTry::is_plain(&policy) || persist == Persist::Never {
@@ -382,17 +413,20 @@ impl Engine {
         mut outcome: Outcome,
         mut ended: Ended<C>,
     ) -> Called<C> {
-        let asked = Asked { engine: self, call };
-        let (mut failures, mut since) = (0, None);
+        let (since, mut failures) = (self.now(), 0);
+        let asked = Asked { engine: self, call, since: Some(since) };
+        let is_late = |due: Timestamp| policy.limit(since).is_some_and(|limit| limit <= due);
         loop {
             match (outcome, ended) {
                 (Outcome::Done, Ok(value)) => return Ok(value),
+                (Outcome::Snooze(time), ended) if is_late(self.now() + time) => {
+                    return Err(CallError::Exhausted { task_id: None, cause: cause::<C>(ended) });
+                }
                 (Outcome::Snooze(time), _) => pause(time).await,
                 (Outcome::Failed(failure), ended) if failure.class == Class::Retry => {
                     failures += 1;
                     let now = self.now();
-                    let created = *since.get_or_insert(now);
-                    match policy.next(failures, failure.retry_after, created, now, self.chance(failures)) {
+                    match policy.next(failures, failure.retry_after, since, now, self.chance(failures)) {
                         Ok(due) => pause(due.since(now)).await,
                         Err(_) => return Err(CallError::Exhausted { task_id: None, cause: cause::<C>(ended) }),
                     }

@@ -2,7 +2,8 @@
 //! up. Their key comes from the task's id: one callback for each end.
 //!
 //! Which method is called is stored with the task ([`Policy::on_success`](crate::Policy)), not looked up when it ends: a task
-//! that is failed by hand, from a process that knows none of the application's code, calls back as well.
+//! that is failed by hand, from a process that knows none of the application's code, calls back as well. Where the callback's own
+//! method is known ([`Methods`]) it is written down like any call of it; elsewhere under the default policy.
 
 use serde::{Deserialize, Serialize};
 
@@ -95,6 +96,12 @@ impl From<DeadReason> for GivenUp {
             DeadReason::Undecodable => Self::Undecodable,
         }
     }
+}
+
+/// Whoever knows methods, and so how a call of one is written down.
+pub(crate) trait Methods: std::fmt::Debug + Send + Sync {
+    /// A callback as a call of its method: under its policy, with its priority, encrypted if it is.
+    fn called(&self, callback: NewTask) -> NewTask;
 }
 
 /// What a callback has beside the params or the result that it tells of, in bytes at the most.

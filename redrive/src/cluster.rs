@@ -5,8 +5,8 @@
 //!
 //! *Invariants.* We may work until (the instant before we sent our last successful beat) + lease − margin, by our monotonic
 //! clock. We fence another node only after we ourselves have seen its beat stand still for a whole lease, over reads that
-//! all succeeded. Since it stopped before that, it does nothing any more. A node that finds itself fenced drops everything and
-//! takes a new number.
+//! all succeeded. Since it stopped before that, it does nothing any more. A node that finds itself fenced, or not in the node table, or
+//! finds another there under its number, drops everything and takes a new number.
 //!
 //! *Failure.* After a database outage nobody's beat has moved, and everybody begins to watch anew, so nobody is fenced for the
 //! outage. Views may disagree for a while about who scans which shard: then two nodes try to claim the same tasks, and the
@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::clock::Stopwatch;
+use crate::clock::{Stopwatch, Timestamp};
 use crate::id::SHARDS;
 use crate::store::Node;
 use crate::task::{Lane, NodeNumber};
@@ -25,6 +25,8 @@ use crate::task::{Lane, NodeNumber};
 #[derive(Debug)]
 pub(crate) struct Membership {
     number: AtomicI64,
+    /// When we took it: milliseconds, as in our row.
+    since: AtomicI64,
     clock: Stopwatch,
     /// Milliseconds on `clock`.
     until: AtomicU64,
@@ -32,7 +34,8 @@ pub(crate) struct Membership {
 
 impl Membership {
     pub(crate) fn new() -> Self {
-        Self { number: AtomicI64::new(0), clock: Stopwatch::start(), until: AtomicU64::new(0) }
+        let (number, since) = (AtomicI64::new(0), AtomicI64::new(0));
+        Self { number, since, clock: Stopwatch::start(), until: AtomicU64::new(0) }
     }
 
     pub(crate) fn number(&self) -> NodeNumber {
@@ -40,9 +43,16 @@ impl Membership {
     }
 
     /// Takes a new number, which has no right to work until it beats.
-    pub(crate) fn renumber(&self, number: NodeNumber) {
+    pub(crate) fn renumber(&self, number: NodeNumber, now: Timestamp) {
         self.until.store(0, Ordering::Release);
+        self.since.store(now.as_millis(), Ordering::Release);
         self.number.store(number.0, Ordering::Release);
+    }
+
+    /// Whether this node is we, alive. A database that has gone back in time gives numbers out again.
+    pub(crate) fn is(&self, node: &Node) -> bool {
+        let since = self.since.load(Ordering::Acquire);
+        (node.number, node.started_at.as_millis()) == (self.number(), since) && !node.dead
     }
 
     /// The instant to note before a beat is sent.
@@ -131,7 +141,6 @@ pub(crate) fn owned_shards(nodes: &[Node], me: NodeNumber, lane: Lane) -> Vec<u8
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Timestamp;
     use crate::store::Registration;
 
     const LEASE: Duration = Duration::from_secs(10);
@@ -175,10 +184,20 @@ mod tests {
         assert!(!me.may_work());
         me.extend(me.instant(), LEASE, Duration::from_secs(2));
         assert!(me.may_work());
-        me.renumber(NodeNumber(5));
+        me.renumber(NodeNumber(5), Timestamp::EPOCH);
         assert!(!me.may_work(), "a new number has not beaten");
         me.extend(Duration::ZERO, Duration::from_secs(2), Duration::from_secs(2));
         assert!(!me.may_work());
+    }
+
+    #[test]
+    fn a_node_knows_itself_by_its_number_and_since_when_it_has_it() {
+        let me = Membership::new();
+        me.renumber(NodeNumber(5), Timestamp::from_millis(7));
+        let row = || Node { started_at: Timestamp::from_millis(7), ..node(5, 0, &[]) };
+        assert!(me.is(&row()));
+        assert!(!me.is(&Node { dead: true, ..row() }));
+        assert!(!me.is(&Node { started_at: Timestamp::from_millis(8), ..row() }), "somebody else's");
     }
 
     #[test]

@@ -120,14 +120,24 @@ pub(crate) enum Fault {
     Other,
 }
 
-/// A list of what is wrong with an input: each with the field that it is about.
+/// A list of what is wrong with an input: each with the field that it is about. Of an input that is wrong all over, the first hundred
+/// are kept and the others counted: what is said of it must not be larger than itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Problems(Vec<(String, String)>);
+pub struct Problems {
+    kept: Vec<(String, String)>,
+    more: usize,
+}
+
+/// How many are kept.
+const MOST_PROBLEMS: usize = 100;
 
 impl Problems {
     /// Notes a problem of a field.
     pub fn add(&mut self, field: impl Into<String>, problem: impl Into<String>) {
-        self.0.push((field.into(), problem.into()));
+        match self.kept.len() < MOST_PROBLEMS {
+            true => self.kept.push((field.into(), problem.into())),
+            false => self.more += 1,
+        }
     }
 
     /// Notes a problem of a field unless the condition holds.
@@ -139,26 +149,30 @@ impl Problems {
 
     /// Takes over the problems of a part, under its name.
     pub fn nest(&mut self, part: &str, inner: Self) {
-        self.0.extend(inner.0.into_iter().map(|(field, p)| (format!("{part}.{field}"), p)));
+        inner.kept.into_iter().for_each(|(field, problem)| self.add(format!("{part}.{field}"), problem));
+        self.more += inner.more;
     }
 
-    /// Each problem as (field, what is wrong with it).
+    /// Each problem that is kept as (field, what is wrong with it).
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.0.iter().map(|(field, problem)| (field.as_str(), problem.as_str()))
+        self.kept.iter().map(|(field, problem)| (field.as_str(), problem.as_str()))
     }
 
     /// `Ok` if nothing was noted, else [`Error::Invalid`] with all of it.
     pub fn into_result(self) -> Result<()> {
-        if self.0.is_empty() { Ok(()) } else { Err(Error::Invalid(self)) }
+        if self.kept.is_empty() { Ok(()) } else { Err(Error::Invalid(self)) }
     }
 }
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, (field, problem)) in self.0.iter().enumerate() {
+        for (i, (field, problem)) in self.kept.iter().enumerate() {
             write!(f, "{}{field}: {problem}", if i == 0 { "" } else { "; " })?;
         }
-        Ok(())
+        match self.more {
+            0 => Ok(()),
+            more => write!(f, "; and {more} more"),
+        }
     }
 }
 
@@ -174,4 +188,21 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_very_many_problems_a_hundred_are_kept_and_the_others_counted() {
+        let mut inner = Problems::default();
+        (0..1_000).for_each(|n| inner.add(format!("f{n}"), "is wrong"));
+        let mut outer = Problems::default();
+        outer.add("g", "is wrong, too");
+        outer.nest("part", inner);
+        assert_eq!(outer.iter().count(), 100);
+        assert_eq!(outer.iter().last(), Some(("part.f98", "is wrong")));
+        assert!(outer.to_string().ends_with("; part.f98: is wrong; and 901 more"), "{outer}");
+    }
 }

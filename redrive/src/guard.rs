@@ -89,6 +89,9 @@ pub use value::{GuardId, RowId, RowValue};
 use handler::Handler;
 use mail::Post;
 
+/// Tables are looked at no more often than this.
+pub(crate) const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
+
 /// `err_status`: what has become of a row.
 pub mod err_status {
     /// Normal. (So is NULL.)
@@ -311,7 +314,7 @@ impl GuardsBuilder {
         self
     }
 
-    /// How often each guard is polled. Default: 60 s.
+    /// How often each guard is polled, 1 s at the least. Default: 60 s.
     pub fn scan_interval(mut self, time: Duration) -> Self {
         self.scan_interval = time;
         self
@@ -378,8 +381,7 @@ impl GuardsBuilder {
     /// What can be said without a database.
     fn check(&self) -> Result<()> {
         let mut problems = Problems::default();
-        problems
-            .require(self.scan_interval >= Duration::from_secs(1), "scan_interval", || "must be at least 1s".into());
+        problems.require(self.scan_interval >= SHORTEST_INTERVAL, "scan_interval", || "must be at least 1s".into());
         self.post.check(&mut problems);
         for (i, slot) in self.slots.iter().enumerate() {
             let name = slot.guard.name();

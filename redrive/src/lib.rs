@@ -75,6 +75,7 @@ mod settle;
 pub mod store;
 pub mod task;
 pub mod testing;
+mod unbroken;
 
 pub use backoff::{Backoff, Jitter};
 pub use call::Called;
@@ -99,6 +100,8 @@ pub use settings::{
 pub use settle::{Change, DeadReason, Outcome, To, give_up, settle, spent};
 pub use store::{Enqueued, Store, StoreOptions};
 pub use task::{Attempt, Business, Lane, LastError, NodeNumber, Status, StopRequest, Task};
+#[doc(hidden)]
+pub use unbroken::unbroken; // for the server, not for applications
 
 // The README's example, and those of the guides, run as tests.
 #[cfg(doctest)]

@@ -201,12 +201,14 @@ impl NewTask {
     }
 
     /// It has been tried once, inline, and failed like this.
+    #[doc(hidden)]
     pub fn after_failure(mut self, failure: Failure) -> Self {
         self.failed = Some(failure);
         self
     }
 
     /// Written down as running under this node already.
+    #[doc(hidden)]
     pub fn running_on(mut self, node: NodeNumber) -> Self {
         self.owner = Some(node);
         self
@@ -294,7 +296,6 @@ impl NewTask {
             attempts: u32::from(self.failed.is_some()),
             crashes: 0,
             postponements: 0,
-            wakes: 0,
             due,
             priority: self.priority,
             dedup_for: self.dedup_for,

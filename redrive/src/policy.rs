@@ -62,10 +62,10 @@ pub struct Policy {
     /// An attempt that takes longer is a failed one. Default: no limit.
     #[serde(with = "duration::option", skip_serializing_if = "Option::is_none")]
     pub timeout: Option<Duration>,
-    /// If given, only errors of these kinds are tried again. Default: none given.
+    /// If given, only errors of these kinds, up to 100, are tried again. Default: none given.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub retry_for: Vec<Kind>,
-    /// Errors of these kinds are not tried again. Default: none given.
+    /// Errors of these kinds, up to 100, are not tried again. Default: none given.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub no_retry_for: Vec<Kind>,
     /// A CEL expression over the result; where it does not hold, the attempt has failed and is tried
@@ -137,6 +137,8 @@ const DEFAULT_CRASHES: u32 = 3;
 const MOST_ATTEMPTS: u32 = 1_000_000;
 /// More nodes than this do not die of one task.
 const MOST_CRASHES: u32 = 1_000;
+/// A list is stored with every task and looked through at every failure.
+const MOST_KINDS: usize = 100;
 
 impl Default for Policy {
     fn default() -> Self {
@@ -181,8 +183,8 @@ impl Policy {
         }
         self.backoff.check(p);
         self.jitter.check(p);
-        self.retry_for.iter().for_each(|k| k.check("retry_for", p));
-        self.no_retry_for.iter().for_each(|k| k.check("no_retry_for", p));
+        check_kinds(&self.retry_for, "retry_for", p);
+        check_kinds(&self.no_retry_for, "no_retry_for", p);
         if let Some(Err(why)) = self.success_if.as_deref().map(condition::check) {
             p.add("success_if", why);
         }
@@ -203,7 +205,7 @@ impl Policy {
         Self { max_attempts: None, max_crashes: MOST_CRASHES, ..Self::default() }
     }
 
-    /// The policy of a callback: the default one, unless it is redrive's own.
+    /// The policy of a callback, if it is redrive's own.
     pub(crate) fn of_callback(method: &str) -> Option<Self> {
         method.starts_with(OWN).then(Self::until_done)
     }
@@ -222,6 +224,11 @@ impl Policy {
     /// The class of an error under this policy's lists.
     pub fn classify(&self, kind: &Kind) -> Class {
         classify(&self.retry_for, &self.no_retry_for, kind)
+    }
+
+    /// Whether its `no_retry_for` names an error of this kind.
+    pub(crate) fn excepts(&self, kind: &Kind) -> bool {
+        self.no_retry_for.iter().any(|named| named.covers(kind))
     }
 
     /// The moment from which no attempt may begin any more, for a task created at `created`.
@@ -253,6 +260,13 @@ impl Policy {
     pub fn delay(&self, n: u32, random: f64) -> Duration {
         self.jitter.apply(self.backoff.delay(n), random)
     }
+}
+
+fn check_kinds(kinds: &[Kind], field: &str, problems: &mut Problems) {
+    problems.require(kinds.len() <= MOST_KINDS, field, || {
+        format!("must have at most {MOST_KINDS} kinds, has {}; a name stands for all below it", kinds.len())
+    });
+    kinds.iter().take(MOST_KINDS).for_each(|kind| kind.check(field, problems));
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -361,6 +375,17 @@ mod tests {
         let mut row = RetryStrategy::default();
         change(&mut row);
         row.try_into()
+    }
+
+    #[test]
+    fn a_list_of_kinds_has_a_hundred_at_the_most() {
+        let of = |n: usize| vec![Kind::from("wrong name"); n];
+        let said = |policy: Policy| policy.validate().unwrap_err().to_string();
+        let kinds = |n| Policy { no_retry_for: vec![Kind::TIMEOUT; n], ..Policy::default() };
+        assert!(kinds(100).validate().is_ok());
+        assert!(said(kinds(101)).starts_with("no_retry_for: must have at most 100 kinds, has 101"));
+        let long = said(Policy { retry_for: of(1_000_000), ..Policy::default() });
+        assert!(long.len() < 10_000 && long.contains("has 1000000"), "{long}");
     }
 
     #[test]

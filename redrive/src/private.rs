@@ -169,7 +169,7 @@ pub fn fatal(verdict: Verdict) -> Verdict {
 /// To be tried again, unless the call itself has decided otherwise.
 pub fn retry(verdict: Verdict) -> Verdict {
     match verdict {
-        Verdict::Failed(failure) => Verdict::Retry(failure),
+        Verdict::Failed(failure) => Verdict::Listed(failure),
         decided => decided,
     }
 }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::call_error::UNMET;
 use crate::classify::{Failure, Kind};
+use crate::clock::Timestamp;
 use crate::condition;
 use crate::context::Context;
 use crate::engine::{Handler, Verdict};
@@ -89,14 +90,25 @@ pub trait Retryable: Serialize + Send + Sync {
         defaults
     }
 
-    /// What of the policy the first try needs. It must say what [`policy`](Self::policy) says; a call that knows it without
-    /// making a whole policy is a little cheaper when it succeeds.
+    /// What of the policy the first try needs. It must say what [`policy`](Self::policy) and [`asked_policy`](Self::asked_policy) say; a call
+    /// that knows it without making a whole policy is a little cheaper when it succeeds.
     fn first_try(&self, defaults: &Policy) -> FirstTry {
-        FirstTry::of(&policy_of(self, defaults))
+        FirstTry::of(&self.asked_policy(policy_of(self, defaults)))
     }
 
     /// When it is written down; `None`: as the settings say, [`Persist::RetryOnly`] if they do not.
     fn persist(&self) -> Option<Persist> {
+        None
+    }
+
+    /// What whoever makes this very call wants otherwise, whatever the settings say: it is laid over all else. What a method wants in
+    /// its code belongs into [`policy`](Self::policy), over which the settings of the method win. Default: nothing.
+    fn asked_policy(&self, policy: Policy) -> Policy {
+        policy
+    }
+
+    /// When this very call is written down, whatever the settings say. Default: as [`persist`](Self::persist) and they say.
+    fn asked_persist(&self) -> Option<Persist> {
         None
     }
 
@@ -188,6 +200,8 @@ pub trait Retryable: Serialize + Send + Sync {
 pub struct FirstTry {
     /// How long it may take.
     pub timeout: Option<Duration>,
+    /// When it is too late for it.
+    pub deadline: Option<Timestamp>,
     /// Whether a success is just that: nothing else judges it, is told of it, or keeps it.
     pub plain: bool,
 }
@@ -195,7 +209,7 @@ pub struct FirstTry {
 impl FirstTry {
     /// By this policy.
     pub fn of(policy: &Policy) -> Self {
-        Self { timeout: policy.timeout, plain: Self::is_plain(policy) }
+        Self { timeout: policy.timeout, deadline: policy.deadline, plain: Self::is_plain(policy) }
     }
 
     /// Whether a success under this policy is just that.
@@ -227,8 +241,7 @@ impl IntoTask for NewTask {
 
 impl<C: Retryable> IntoTask for C {
     fn into_new_task(self, defaults: &Defaults) -> Result<NewTask> {
-        let policy = defaults.adjusted(self.method(), policy_of(&self, &defaults.policy));
-        new_task(&self, policy)
+        new_task(&self, defaults.policy_of(&self))
     }
 }
 

@@ -42,4 +42,4 @@ pub use view::StepView;
 
 pub(crate) use definition::Flow;
 pub(crate) use plan::{Next, advance};
-pub(crate) use state::{Illegal, State};
+pub(crate) use state::{Begun, Doer, Illegal, State};

@@ -136,8 +136,8 @@ pub struct MethodSettings {
     /// How many of its tasks run at once on this node. At once. Default: as the program says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<usize>,
-    /// How many of its tasks of one business id run at once, on all nodes together. Another number holds at once, having one
-    /// or none from the next start on. Default: as the program says.
+    /// How many of its tasks of one business id run at once, on all nodes together. Another number holds at once on nodes that
+    /// started with one; having one or none, from the next start on. Default: as the program says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub per_business: Option<usize>,
     /// How many of its tasks start in a time, on all nodes together: `{ tasks = 100, per = "1s" }`. At once.
@@ -217,6 +217,7 @@ impl Settings {
         self.targets.iter().for_each(|(name, target)| target.check(name, &mut problems));
         problems.nest("guard", self.guard.problems());
         self.guards.iter().for_each(|(name, guard)| guard.check(name, &self.targets, &mut problems));
+        guards::check_names(&self.guards, &mut problems);
         problems.into_result()
     }
 

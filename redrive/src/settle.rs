@@ -2,7 +2,8 @@
 //!
 //! [`settle`] looks at the task as it was claimed, at the [`Outcome`] of the attempt, at the time and at a
 //! random number, and says what [`Change`] is to be written. It reads no clock and no database. The store
-//! writes the change only if the task still is what it was (same id, version and owner).
+//! writes the change only if the task still is what it was (same id, version and owner). A task that was to be given up
+//! because of limits that a person has changed meanwhile is decided over anew (`reconsider`).
 //!
 //! A task stops when any of these holds: its attempts are used up; its time is (`created + max_duration`, or
 //! `deadline`), or would be at the next due time; it was rejected; a person cancelled or failed it; too many
@@ -177,6 +178,22 @@ pub fn give_up(task: &Task, reason: DeadReason) -> Change {
     task.unchanged(given_up(task, reason))
 }
 
+/// What becomes of a task that was to be given up because of its limits, now that its policy is another: `task` has it. `None`: it was
+/// not tried, and is not spent any more; there is nothing to be written.
+pub(crate) fn reconsider(task: &Task, change: &Change, now: Timestamp, random: f64) -> Option<Change> {
+    match &change.failure {
+        Some(failure) => Some(settle(task, &Outcome::Failed(failure.clone()), now, random)),
+        None => spent(task, now).map(|reason| give_up(task, reason)),
+    }
+}
+
+/// Chance for the jitter: of the task and its version, so that it needs no generator.
+pub(crate) fn random(task: &Task) -> f64 {
+    let mixed =
+        xxhash_rust::xxh3::xxh3_64_with_seed(&task.id.as_i64().to_le_bytes(), u64::from(task.version.unsigned_abs()));
+    (mixed >> 11) as f64 / (1u64 << 53) as f64
+}
+
 fn given_up(task: &Task, reason: DeadReason) -> To {
     let drop = task.policy.on_exhausted == OnExhausted::Drop && reason.may_be_dropped();
     if drop { To::Dropped(reason) } else { To::Dead(reason) }
@@ -224,6 +241,12 @@ fn crashed(task: &Task) -> Change {
 }
 
 impl Change {
+    /// Whether the task is given up because of the limits in its policy: another one may decide otherwise.
+    pub(crate) fn is_by_limits(&self) -> bool {
+        use DeadReason::{Exhausted, Expired};
+        matches!(self.to, To::Dead(Exhausted | Expired) | To::Dropped(Exhausted | Expired))
+    }
+
     /// A person's wish decides over what would otherwise wait on; what has ended has ended.
     pub(crate) fn obeying(mut self, stop: StopRequest) -> Self {
         self.to = match (self.to, stop) {
@@ -385,6 +408,26 @@ mod tests {
         assert_eq!(crash(2).to, To::Dead(DeadReason::Crashed));
         let once = task_with(Policy { on_crash: OnCrash::Dead, ..Policy::default() });
         assert_eq!(settle(&once, &Outcome::Crashed, t.created_at, 0.0).to, To::Dead(DeadReason::Crashed));
+    }
+
+    #[test]
+    fn another_policy_decides_anew_over_what_its_limits_had_ended() {
+        let limits = |max_attempts, deadline| Policy { max_attempts, deadline, ..Policy::default() };
+        let with = |t: &Task, policy: Policy| Task { policy: policy.into(), ..t.clone() };
+        let t = Task { attempts: 2, ..task_with(limits(Some(3), None)) };
+        let now = t.created_at + MINUTE;
+        let change = settle(&t, &timeout(), now, 0.0);
+        assert!(change.is_by_limits());
+        let more = reconsider(&with(&t, limits(Some(10), None)), &change, now, 0.0).unwrap();
+        assert!(!more.to.is_final() && (more.attempts, &more.failure) == (3, &change.failure), "{more:?}");
+        let late = reconsider(&with(&t, limits(Some(10), Some(now))), &change, now, 0.0).unwrap();
+        assert_eq!(late.to, To::Dead(DeadReason::Expired));
+
+        let t = task_with(limits(None, Some(now)));
+        let change = give_up(&t, spent(&t, now).unwrap());
+        assert_eq!(reconsider(&with(&t, limits(None, None)), &change, now, 0.0), None);
+        assert_eq!(reconsider(&with(&t, limits(Some(1), Some(now))), &change, now, 0.0), Some(change));
+        assert!(!settle(&t, &Outcome::Undecodable("?".into()), now, 0.0).is_by_limits());
     }
 
     #[test]

@@ -167,8 +167,6 @@ pub struct Task {
     pub crashes: u32,
     /// How often it was put off without burning an attempt.
     pub postponements: u32,
-    /// How often it was woken.
-    pub wakes: u32,
     /// When it may run next.
     pub due: Timestamp,
     /// Among what is due, the greater goes first.

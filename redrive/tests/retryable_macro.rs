@@ -208,12 +208,27 @@ fn a_new_argument_may_have_a_default_for_tasks_from_before() {
     assert_eq!(serde_json::to_value(call).unwrap(), json!({"a": 5, "b": []}));
 }
 
+/// The settings name kinds; they can except what a pattern in the code includes.
+#[tokio::test]
+async fn no_retry_for_wins_over_patterns() {
+    let settings =
+        redrive::Settings::parse("[methods.'lists.failing']\nno_retry_for = ['Timeout']", [].into_iter()).unwrap();
+    let test = redrive::testing::Testing::with(|builder| builder.settings(settings)).await;
+    let called = test.call(lists::failing()).await;
+    assert!(matches!(called, Err(redrive::CallError::Rejected { .. })), "{called:?}");
+}
+
 mod lists {
     use super::*;
 
     #[retryable(name = "lists.patterns", retry_for(PayError::Timeout(n) if *n < 10, PayError::Busy | PayError::Other))]
     pub(super) async fn patterns() -> Result<(), PayError> {
         Ok(())
+    }
+
+    #[retryable(name = "lists.failing", retry_for(PayError::Timeout(..)))]
+    pub(super) async fn failing() -> Result<(), PayError> {
+        Err(PayError::Timeout(1))
     }
 
     #[retryable(name = "lists.both", retry_for(PayError::Timeout(..), "http.503"), no_retry_for(PayError::Declined { why } if why == "no"))]
@@ -231,6 +246,7 @@ mod lists {
 fn said(verdict: &Verdict) -> (&'static str, &str) {
     match verdict {
         Verdict::Failed(failure) => ("failed", failure.kind.as_str()),
+        Verdict::Listed(failure) => ("listed", failure.kind.as_str()),
         Verdict::Retry(failure) => ("retry", failure.kind.as_str()),
         Verdict::Fatal(failure) => ("fatal", failure.kind.as_str()),
         Verdict::Snooze(_) => ("snooze", ""),
@@ -241,10 +257,10 @@ fn said(verdict: &Verdict) -> (&'static str, &str) {
 #[test]
 fn patterns_alone_decide_alone() {
     let classify = |error| lists::patterns().classify(&error);
-    assert_eq!(said(&classify(PayError::Other)), ("retry", "Other"));
-    assert_eq!(said(&classify(PayError::Timeout(5))), ("retry", "Timeout"));
+    assert_eq!(said(&classify(PayError::Other)), ("listed", "Other"));
+    assert_eq!(said(&classify(PayError::Timeout(5))), ("listed", "Timeout"));
     assert_eq!(said(&classify(PayError::Timeout(10))), ("failed", "Timeout"));
-    assert_eq!(said(&classify(PayError::Busy)), ("retry", "http.503"));
+    assert_eq!(said(&classify(PayError::Busy)), ("listed", "http.503"));
     assert_eq!(said(&classify(PayError::Declined { why: "no".into() })), ("failed", "Declined"));
     let policy = lists::patterns().policy(Policy { retry_for: vec![Kind::PANIC], ..Policy::default() });
     assert_eq!(policy.retry_for, [Kind::of("(patterns)")], "the lists of a method replace those of the settings");
@@ -254,7 +270,7 @@ fn patterns_alone_decide_alone() {
 #[test]
 fn where_kinds_are_named_too_the_policy_decides_what_no_pattern_matches() {
     let classify = |error| lists::both().classify(&error);
-    assert_eq!(said(&classify(PayError::Timeout(5))), ("retry", "Timeout"));
+    assert_eq!(said(&classify(PayError::Timeout(5))), ("listed", "Timeout"));
     assert_eq!(said(&classify(PayError::Declined { why: "no".into() })), ("fatal", "Declined"));
     assert_eq!(said(&classify(PayError::Declined { why: "poor".into() })), ("failed", "Declined"));
     assert_eq!(said(&classify(PayError::Busy)), ("failed", "http.503"));

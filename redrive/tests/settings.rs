@@ -650,6 +650,8 @@ async fn a_running_engine_follows_its_file() {
     let (sender, mut lines) = mpsc::unbounded_channel();
     let log = Log(sender, Arc::default());
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || log.clone()).finish();
+    // While there is only one who listens, what another thread comes to first is silent ever after.
+    std::mem::forget(tracing::Dispatch::new(tracing_subscriber::registry()));
     let _guard = tracing::subscriber::set_default(subscriber);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("redrive.toml");

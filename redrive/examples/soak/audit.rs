@@ -125,11 +125,13 @@ fn note(kind: Kind, op: &str) -> String {
     let alive = format!(
         "CASE WHEN EXISTS (SELECT 1 FROM redrive_node n WHERE n.number = {holder} AND n.dead = 0) THEN 1 ELSE 0 END"
     );
+    // MySQL shows transactions as they were when it was last asked, unless nobody has asked for 100 ms: it is asked only where it matters, not
+    // for each row that nobody holds, or what it says is seconds old and has not got ours.
     let (began, who) = match kind {
         Kind::Postgres => ("CAST(EXTRACT(EPOCH FROM transaction_timestamp()) * 1000 AS BIGINT)".into(), "session_user"),
         Kind::Mysql => (
             format!(
-                "CASE WHEN {alive} = 1 THEN NULL ELSE COALESCE(
+                "CASE WHEN {holder} = 0 OR {alive} = 1 THEN NULL ELSE COALESCE(
                    (SELECT MIN(UNIX_TIMESTAMP(x.trx_started)) * 1000 FROM information_schema.INNODB_TRX x
                     WHERE x.trx_mysql_thread_id = CONNECTION_ID()), UNIX_TIMESTAMP(NOW(3)) * 1000) END"
             ),

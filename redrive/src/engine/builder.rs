@@ -1,14 +1,14 @@
 //! How an engine is made: what it is told, what it finds in the program and in its settings, and its start.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, RwLock, Weak};
 
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Timestamp};
 use crate::cluster::Membership;
 use crate::context::Context;
 use crate::error::{Error, Problems, Result};
@@ -18,7 +18,7 @@ use crate::notify::{Notifier, NotifyConfig};
 use crate::registry::Registry;
 use crate::retryable::{Registration, Retryable};
 use crate::settings::{Defaults, Settings};
-use crate::store::Store;
+use crate::store::{SetField, Store};
 use crate::task::Lane;
 
 use super::gates::Gates;
@@ -26,10 +26,11 @@ use super::handler::{Handler, MethodOptions, State, Verdict};
 use super::inserter::Inserter;
 use super::lanes::Lanes;
 use super::limits::Limits;
+use super::live::{self, Live};
 use super::saga::SagaSetup;
 use super::settler::Settler;
 use super::signals::Signals;
-use super::{Engine, EngineConfig, Shared, Waiting, Wake, live, lock};
+use super::{Engine, EngineConfig, Shared, Waiting, Wake, lock};
 
 /// Sets up an [`Engine`].
 #[derive(Debug)]
@@ -37,6 +38,8 @@ pub struct Builder {
     pub(super) store: Store,
     pub(super) config: EngineConfig,
     pub(super) handlers: NameMap<Handler>,
+    /// The methods that were given more than one handler.
+    twice: BTreeSet<String>,
     pub(super) state: State,
     pub(super) defaults: Defaults,
     pub(super) settings: Settings,
@@ -77,14 +80,13 @@ impl Builder {
         F: Fn(Context<'static>, P) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), Verdict>> + Send + 'static,
     {
-        let method = method.into();
-        self.handlers.insert(method.clone(), Handler::new(method, options, f));
+        self.add(Handler::new(method.into(), options, f));
         self
     }
 
     /// Calls of a type that implements [`Retryable`]. What `#[retryable]` marks registers itself.
     pub fn handler<C: Retryable + DeserializeOwned + 'static>(mut self) -> Self {
-        self.handlers.insert(C::METHOD.into(), Handler::of::<C>());
+        self.add(Handler::of::<C>());
         self
     }
 
@@ -95,8 +97,15 @@ impl Builder {
     {
         let mut handler = Handler::of::<C>();
         (handler.method, handler.options) = (method.into(), options);
-        self.handlers.insert(handler.method.clone(), handler);
+        self.add(handler);
         self
+    }
+
+    /// Adds a handler. That its method has one already is said at the start.
+    pub(super) fn add(&mut self, handler: Handler) {
+        if let Some(before) = self.handlers.insert(handler.method.clone(), handler) {
+            self.twice.insert(before.method);
+        }
     }
 
     /// Limits of a method, however it was registered.
@@ -189,34 +198,49 @@ impl Builder {
         self.config.validate()?;
         let mut problems = Problems::default();
         self.handlers.values().for_each(|h| h.options.check(&h.method, &mut problems));
+        for method in &self.twice {
+            problems.add("method", format!("{method:?} has two handlers; give one of them another name"));
+        }
         #[cfg(feature = "notify")]
         self.notify.iter().for_each(|notify| problems.nest("notify", notify.problems()));
         problems.into_result()
     }
 
-    /// Becomes a node and begins to work.
-    pub async fn start(mut self) -> Result<Engine> {
+    /// The limits to begin with, and whether anything has a gate.
+    fn limits(&self, live: &Live, set: Vec<SetField>, now: Timestamp) -> (Limits, bool) {
+        let limits_of = live.limits_with(set);
+        let methods = || self.handlers.values().map(|h| (Lane::of(&h.method), limits_of(h)));
+        let has_gates =
+            methods().any(|(_, options)| options.has_gate()) || self.parts.values().any(MethodOptions::has_gate);
+        (Limits::new(self.config.concurrency, methods(), now), has_gates)
+    }
+
+    /// Becomes a node and begins to work. A method has one handler, and a saga a name of its own: two are an error. (What is
+    /// given to the builder goes before what registered itself.)
+    pub async fn start(self) -> Result<Engine> {
+        Box::pin(self.become_node()).await // it is large, and done once
+    }
+
+    async fn become_node(mut self) -> Result<Engine> {
         let (live, watcher) = self.resolve()?;
         let sagas = self.gather_sagas()?;
         self.gather()?;
         self.validate()?;
-        let clock = match self.clock {
+        let clock = match self.clock.take() {
             Some(clock) => clock,
             None => Clock::starting_at(self.store.now().await?),
         };
-        let methods = || self.handlers.values().map(|h| (Lane::of(&h.method), live.limits_of(h)));
+        let set = self.store.set_fields().await?;
+        let (limits, has_gates) = self.limits(&live, set, clock.now());
         let lanes = Lanes::of(self.handlers.values())?;
-        let has_gates =
-            methods().any(|(_, options)| options.has_gate()) || self.parts.values().any(MethodOptions::has_gate);
-        let limits = Limits::new(self.config.concurrency, methods(), clock.now());
         let limits = limits.split(lanes.split().clone(), self.parts);
         let signals = Signals::new(self.handlers.keys());
         let waiting = Waiting::new(clock.now(), self.config.prefetch);
         #[cfg(feature = "notify")]
         let notifier = self.notify.map(|config| Notifier::new(self.store.clone(), config)).transpose()?;
         let registry = self.registry.map_or_else(|| live.registry().open(&self.store), Ok)?;
-        let shared = Arc::new(Shared {
-            store: self.store,
+        let shared = Arc::new_cyclic(|shared: &Weak<Shared>| Shared {
+            store: self.store.knowing(shared.clone()),
             clock,
             config: self.config,
             handlers: self.handlers,
@@ -261,6 +285,7 @@ impl Engine {
             store,
             config: EngineConfig::default(),
             handlers: NameMap::default(),
+            twice: BTreeSet::new(),
             state: State::default(),
             defaults: Defaults::default(),
             settings: Settings::default(),
@@ -276,5 +301,46 @@ impl Engine {
             clock: None,
             sagas: SagaSetup::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::saga::Saga;
+
+    async fn builder() -> Builder {
+        Engine::builder(Store::open("sqlite::memory:").await.unwrap())
+    }
+
+    async fn said(builder: Builder) -> String {
+        match builder.start().await {
+            Ok(engine) => {
+                engine.stop().await;
+                "started".into()
+            }
+            Err(e) => e.to_string(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_method_has_one_handler() {
+        let handler = async |_: Context<'static>, _: u64| Ok(());
+        let twice = builder().await.register("pay", handler).register("refund", handler).register("pay", handler);
+        let said = said(twice.register_with("refund", MethodOptions::default(), handler)).await;
+        for method in ["pay", "refund"] {
+            let part = format!("{method:?} has two handlers; give one of them another name");
+            assert!(said.contains(&part), "{part} is missing in: {said}");
+        }
+    }
+
+    #[tokio::test]
+    async fn two_sagas_have_two_names() {
+        let saga = |name: &str| Saga::<()>::new(name).sleep("night", Duration::from_secs(3600));
+        let twice = said(builder().await.saga(saga("trip")).saga(saga("stay")).saga(saga("trip"))).await;
+        assert!(twice.contains(r#""trip" is the name of two sagas; give one of them another"#), "{twice}");
+        assert_eq!(said(builder().await.saga(saga("trip")).saga(saga("stay"))).await, "started");
     }
 }

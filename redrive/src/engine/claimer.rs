@@ -40,13 +40,11 @@ pub(super) async fn run(shared: Arc<Shared>) {
     loop {
         let due = shared.take_ready(claims.len());
         if !due.is_empty() {
-            let shared = shared.clone();
-            claims.spawn(async move { shared.claim(&due).await });
+            claims.spawn(shared.part("claimer", |shared| async move { shared.claim(&due).await }));
             continue;
         }
         if let Some(direct) = shared.take_deep(claims.len()) {
-            let shared = shared.clone();
-            claims.spawn(async move { shared.claim_deep(&direct).await });
+            claims.spawn(shared.part("claimer", |shared| async move { shared.claim_deep(&direct).await }));
             continue;
         }
         tokio::select! {
@@ -112,12 +110,11 @@ impl Shared {
             true => Reserved::NotThisLane,
             false => {
                 let (probe, reserved) = (limits.probing(due.lane), limits.reserve(Slot::for_due(due), now));
-                probes.extend(probe.filter(|_| reserved == Reserved::Yes).map(|cycle| (due.id, cycle)));
+                probes.extend(probe.filter(|_| reserved == Reserved::Yes).map(|cycle| (due.lane, due.id, cycle)));
                 reserved
             }
         });
         drop(limits);
-        self.gates.expect_probes(probes);
         if self.wants_more(&waiting) {
             self.wake.scanner.notify_one();
         }
@@ -130,6 +127,12 @@ impl Shared {
             }
             fresh
         });
+        for (lane, id, cycle) in probes {
+            match taken.iter().any(|due| due.id == id) {
+                true => self.gates.expect_probe(id, cycle),
+                false => self.gates.give_back(lane, cycle),
+            }
+        }
         taken
     }
 
@@ -190,8 +193,9 @@ impl Shared {
         self.tell_claimed(&claimed);
         let (got, floors) = (claimed.tasks.len(), Floors::of(&claimed.tasks));
         let slot = Slot { lane: direct.lane, business: 0 };
-        let reserved = claimed.tasks.iter().take(direct.reserved);
-        self.gates.expect_probes(reserved.filter_map(|task| direct.probes.map(|cycle| (task.id, cycle))));
+        if let Some(cycle) = direct.probes {
+            claimed.tasks.iter().take(direct.reserved).for_each(|task| self.gates.expect_probe(task.id, cycle));
+        }
         for (i, task) in claimed.tasks.into_iter().enumerate() {
             // A claim that was repeated because its answer was lost may have got more than was asked for.
             if i < direct.reserved || self.reserve(slot) {
@@ -201,7 +205,10 @@ impl Shared {
             }
         }
         self.end_deep(direct, &floors);
-        (got..direct.reserved).for_each(|_| self.release(slot));
+        for _ in got..direct.reserved {
+            self.release(slot);
+            direct.probes.into_iter().for_each(|cycle| self.gates.give_back(direct.lane, cycle));
+        }
     }
 
     /// The claim is over, and what it got is in `running`. When all slices had less than was asked for, the lane is deep no
@@ -278,7 +285,7 @@ impl Shared {
         // Someone else took them, or their time was up: their slots are free again.
         for d in due.iter().filter(|d| !ours.contains(&d.id)) {
             self.running().forget(d.id, d.version + 1);
-            self.gates.forget_probe(d.id);
+            self.gates.return_probe(d.lane, d.id);
             self.release(Slot::for_due(d));
         }
     }

@@ -70,7 +70,7 @@ impl EngineConfig {
         ] {
             crate::duration::check(value, field, p);
         }
-        p.require(self.beat_interval * 2 <= self.lease.saturating_sub(self.margin), "lease", || {
+        p.require(self.beat_interval.saturating_mul(2) <= self.lease.saturating_sub(self.margin), "lease", || {
             "must be longer than the margin by at least two beats: one lost beat must not stop the node".into()
         });
         problems.into_result()

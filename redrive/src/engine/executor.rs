@@ -175,7 +175,7 @@ impl Shared {
         let is_secret = !Arc::ptr_eq(&read, &task);
         let attempt = attempt(handler, read, cancel, self.state.clone());
         let (shared, id, version) = (self.clone(), task.id, task.version);
-        let number = task.attempts + 1;
+        let (held, number) = (task.clone(), task.attempts + 1);
         let span = tracing::debug_span!("attempt", task = %id, method = %task.method, attempt = number, node = %self.me.number());
         let running = async move {
             let mut now = shared.clock.now();
@@ -199,6 +199,14 @@ impl Shared {
             shared.end_call(&task, pass, &ended.outcome, took);
             shared.finish(task, ended);
         };
+        let (shared, held) = (self.clone(), held);
+        let running = AssertUnwindSafe(running).catch_unwind().map(move |ended| {
+            if let Err(panic) = ended {
+                // Not the handler's work, which is looked after: a destructor of what it left behind when its time was up.
+                let failed = failed(&held, &Words::default(), Kind::PANIC, panicked(&*panic));
+                shared.finish(held, failed);
+            }
+        });
         let running = if span.is_disabled() { tokio::spawn(running) } else { tokio::spawn(running.instrument(span)) };
         self.running().started(id, version, running.abort_handle());
     }
@@ -214,6 +222,9 @@ impl Shared {
 
     /// An attempt has ended: its slot is free, and what becomes of it is to be written.
     fn finish(&self, task: Arc<Task>, ended: Attempted) {
+        if self.has_gates {
+            self.gates.return_probe(task.lane, task.id); // if it was to be one and has not begun
+        }
         if self.running().finish(task.id, task.version) {
             self.release(Slot::of(&task));
             self.settler.push(task, ended);
@@ -225,6 +236,7 @@ impl Shared {
         let stopped = self.running().stop_all();
         for (task, slot) in stopped {
             slot.into_iter().for_each(|slot| self.release(slot));
+            self.gates.return_probe(task.lane, task.id); // one that has not begun
             self.settler.push(task, Outcome::GivenBack.into());
         }
     }
@@ -232,7 +244,10 @@ impl Shared {
     /// Stops all handlers and forgets their tasks: we are fenced.
     pub(super) fn drop_all(&self) {
         let stopped = self.running().stop_all();
-        stopped.into_iter().filter_map(|(_, slot)| slot).for_each(|slot| self.release(slot));
+        for (task, slot) in stopped {
+            slot.into_iter().for_each(|slot| self.release(slot));
+            self.gates.return_probe(task.lane, task.id); // one that has not begun
+        }
         self.running().clear();
         self.settler.clear();
         self.forget_waiting();

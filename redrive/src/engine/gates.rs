@@ -8,6 +8,7 @@
 //! there are any. Its own changes hold here at once, and in the database as soon as they are written.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use crate::gate::{Gate, GateConfig, GateState, Hold, ramp};
 use crate::id::{IdMap, TaskId};
 use crate::resilience::{Health, Mode, Sample, Samples, Tally};
 use crate::settle::Outcome;
-use crate::task::{Lane, Task};
+use crate::task::{Lane, Task, limits, storable};
 
 use super::events::Event;
 use super::limits::Passage;
@@ -46,10 +47,10 @@ pub(super) struct Gates {
 }
 
 #[derive(Debug)]
-struct LaneGate {
+pub(super) struct LaneGate {
     config: Arc<GateConfig>,
     samples: Samples,
-    gate: Gate,
+    pub(super) gate: Gate,
     /// The generation that the limits know of.
     applied: Option<i64>,
     /// Whether its lane is let through bit by bit.
@@ -100,7 +101,7 @@ impl LaneGate {
     }
 
     /// What it lets through; only seen, if it is to be watched first.
-    fn effective(&self) -> GateState {
+    pub(super) fn effective(&self) -> GateState {
         match (self.config.breaker.mode, self.gate.held) {
             (Mode::Observe, None) => GateState::Closed,
             _ => self.gate.effective(),
@@ -145,17 +146,24 @@ impl Gates {
         self.wake.notify_one();
     }
 
-    /// These tasks are claimed as probes.
-    pub(super) fn expect_probes(&self, probes: impl IntoIterator<Item = (TaskId, i64)>) {
-        let mut probes = probes.into_iter().peekable();
-        if probes.peek().is_some() {
-            lock(&self.probes).extend(probes);
-        }
+    /// This task is claimed as a probe of this cycle.
+    pub(super) fn expect_probe(&self, id: TaskId, cycle: i64) {
+        lock(&self.probes).insert(id, cycle);
     }
 
     /// It is, or has become, none; of which cycle it was.
     pub(super) fn forget_probe(&self, id: TaskId) -> Option<i64> {
         lock(&self.probes).remove(&id)
+    }
+
+    /// It was taken as a probe and has not begun: another may be one in its place.
+    pub(super) fn return_probe(&self, lane: Lane, id: TaskId) {
+        self.forget_probe(id).into_iter().for_each(|cycle| self.give_back(lane, cycle));
+    }
+
+    /// A probe of this cycle that says nothing.
+    pub(super) fn give_back(&self, lane: Lane, cycle: i64) {
+        self.push(Work::Undecided(lane, cycle));
     }
 
     /// Whether one is not closed, or was closed just now.
@@ -173,7 +181,7 @@ impl Shared {
     }
 
     /// Does something with the gate of a lane, if it has one.
-    fn with_gate<T>(&self, lane: Lane, f: impl FnOnce(&mut LaneGate) -> T) -> Option<T> {
+    pub(super) fn with_gate<T>(&self, lane: Lane, f: impl FnOnce(&mut LaneGate) -> T) -> Option<T> {
         let mut lanes = lock(&self.gates.lanes);
         if !lanes.contains_key(&lane) {
             drop(lanes);
@@ -212,13 +220,20 @@ impl Shared {
         self.count_call(task.lane, pass, outcome, took, &name);
     }
 
-    fn count_call(&self, lane: Lane, pass: Pass, outcome: &Outcome, took: Duration, name: &dyn Fn() -> String) {
+    pub(super) fn count_call(
+        &self,
+        lane: Lane,
+        pass: Pass,
+        outcome: &Outcome,
+        took: Duration,
+        name: &dyn Fn() -> String,
+    ) {
         let health = health(outcome);
         match (pass, health) {
             (Pass::Uncounted, _) | (Pass::Through(_), Health::Ignore) => {}
             (Pass::Through(generation), _) => self.count(lane, generation, health == Health::Failure, took, name),
             (Pass::Probe(generation), Health::Success) => self.gates.push(Work::Passed(lane, generation)),
-            (Pass::Probe(generation), Health::Ignore) => self.gates.push(Work::Undecided(lane, generation)),
+            (Pass::Probe(generation), Health::Ignore) => self.gates.give_back(lane, generation),
             (Pass::Probe(generation), Health::Failure) => {
                 self.gates.push(Work::Failed(lane, generation, format!("a probe failed: {}", said(outcome))));
             }
@@ -233,24 +248,25 @@ impl Shared {
             }
             let rule = lane.samples.record(now, Sample { failed, took })?;
             let why = lane.samples.tally(rule, now).map_or_else(String::new, |tally| tally.to_string());
-            if lane.gate.name.is_empty() {
-                lane.gate.name = name();
-            }
             let from = lane.gate.clone();
             lane.set(from.opened(&lane.config, chance(&from, now), &why, now));
-            Some(Work::Move(Box::new((from, lane.gate.clone()))))
+            Some((from, lane.gate.clone()))
         });
-        if let Some(Some(work)) = tripped {
-            self.apply_gate(lane);
-            self.gates.push(work);
+        let Some(Some((mut from, mut to))) = tripped else { return };
+        self.apply_gate(lane);
+        if to.name.is_empty() {
+            to.name = storable(&name(), limits::METHOD); // asks the application: not under the lock
+            from.name.clone_from(&to.name);
+            self.with_gate(lane, |lane| lane.gate.name.clone_from(&to.name));
         }
+        self.gates.push(Work::Move(Box::new((from, to))));
     }
 
     /// The method, or the part of it that the lane is of.
     fn gate_name(&self, task: &Arc<Task>) -> String {
         let part = self.handlers.get(&task.method).and_then(|handler| {
             let read = self.readable(task).ok()?;
-            handler.part_of(&read)
+            catch_unwind(AssertUnwindSafe(|| handler.part_of(&read))).ok()? // the application's
         });
         part.unwrap_or_else(|| task.method.clone())
     }
@@ -281,7 +297,7 @@ impl Shared {
     }
 
     /// Each by itself: one that cannot be written does not take the others with it.
-    async fn do_gate_work(&self, now: Timestamp) -> Result<()> {
+    pub(super) async fn do_gate_work(&self, now: Timestamp) -> Result<()> {
         let (work, mut all) = (std::mem::take(&mut *lock(&self.gates.work)), Ok(()));
         for work in work {
             let done = match work {
@@ -371,13 +387,13 @@ impl Shared {
             open_until: to.open_until,
         };
         self.signals.listeners.tell(event);
-        metrics::counter!("redrive_gate_changes", "gate" => name.clone(), "to" => after).increment(1);
+        metrics::counter!("redrive_gate_changes", "method" => self.method_of(to.lane), "to" => after).increment(1);
         let is_suspended = to.held == Some(Hold::Open) && from.held.is_none();
         if is_suspended {
             let said = format!("{name} is suspended: {why}; its tasks are kept until a person resets the gate");
             self.tell_people("gate.suspended", name, &said).await;
         } else if to.state == GateState::Open && to.opens == 1 {
-            self.tell_people("gate.opened", name, &format!("{name} does not answer: {why}; its tasks wait")).await;
+            self.tell_people("gate.opened", name, &format!("{name} keeps failing: {why}; its tasks wait")).await;
         }
     }
 
@@ -477,46 +493,8 @@ impl Engine {
         lanes.get(&lane).map(|lane| lane.samples.tallies(now)).unwrap_or_default()
     }
 
-    /// Whether a first try of a caller may be made now, and as what; else until when its lane is held back.
-    pub(crate) fn pass_inline(
-        &self,
-        method: &str,
-        part: Option<&str>,
-    ) -> std::result::Result<Inline, Option<Timestamp>> {
-        let shared = &self.0;
-        let lane = part.map_or_else(|| Lane::of(method), |part| Lane::part(method, part));
-        let known = shared.with_gate(lane, |lane| (lane.effective(), lane.gate.open_until, lane.gate.generation));
-        let Some((state, until, generation)) = known else { return Ok(Inline { lane, pass: Pass::Uncounted }) };
-        let pass = match state {
-            GateState::Open => return Err(until),
-            GateState::HalfOpen => Pass::Probe(shared.limits().use_probe(lane).ok_or(None)?),
-            GateState::Closed => Pass::Through(generation),
-        };
-        Ok(Inline { lane, pass })
-    }
-
-    /// What became of it.
-    pub(crate) fn end_inline(
-        &self,
-        inline: &Inline,
-        method: &str,
-        part: Option<&str>,
-        outcome: &Outcome,
-        took: Duration,
-    ) {
-        let name = || part.unwrap_or(method).to_owned();
-        self.0.count_call(inline.lane, inline.pass, outcome, took, &name);
-    }
-
     /// Whether any method here has a gate.
     pub(crate) fn has_gates(&self) -> bool {
         self.0.has_gates
     }
-}
-
-/// A first try of a caller, as gates see it.
-#[derive(Debug)]
-pub(crate) struct Inline {
-    lane: Lane,
-    pass: Pass,
 }

@@ -3,16 +3,21 @@
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use crate::call::{judge, told, try_once};
+use super::Shared;
+use crate::call::{judge, told, try_once, unless_listed};
+use crate::callback::Methods;
 use crate::classify::{Class, ErrorKind, Failure, Kind};
 use crate::context::{Context, Said};
 use crate::error::chain;
 use crate::gate::GateConfig;
-use crate::retryable::Retryable;
+use crate::new_task::NewTask;
+use crate::retryable::{IntoTask, Retryable};
+use crate::settings::Defaults;
 use crate::settle::Outcome;
 use crate::task::Task;
 use serde::de::DeserializeOwned;
@@ -46,6 +51,8 @@ impl fmt::Debug for State {
 pub enum Verdict {
     /// It failed; the policy decides by its kind whether it is tried again.
     Failed(Failure),
+    /// It failed and is to be tried again, unless the policy's `no_retry_for` names its kind: what a pattern of `retry_for` says.
+    Listed(Failure),
     /// It failed and is to be tried again, whatever the policy says of its kind.
     Retry(Failure),
     /// It failed, and no retry will mend it.
@@ -88,7 +95,9 @@ impl<E: std::error::Error> From<E> for Verdict {
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Failed(failure) | Self::Retry(failure) | Self::Fatal(failure) => f.write_str(&failure.message),
+            Self::Failed(failure) | Self::Listed(failure) | Self::Retry(failure) | Self::Fatal(failure) => {
+                f.write_str(&failure.message)
+            }
             Self::Snooze(time) => write!(f, "not now, again in {}", humantime::format_duration(*time)),
             Self::Cancel => f.write_str("not wanted any more"),
         }
@@ -120,6 +129,8 @@ pub(crate) struct Handler {
     run: Arc<dyn Fn(Context<'static>, Arc<Task>) -> Attempting + Send + Sync>,
     /// Which part of its method a task with these params is.
     part: fn(&str) -> Option<String>,
+    /// The call that these params are of, as it would be enqueued.
+    as_call: fn(&str, &Defaults) -> Option<NewTask>,
 }
 
 /// Limits of one method; of one that is [split](crate::Builder::split), of each of its parts.
@@ -195,7 +206,7 @@ impl Handler {
                 }
             }
         };
-        Self { method, options, is_split: false, run: Arc::new(run), part: |_| None }
+        Self { method, options, is_split: false, run: Arc::new(run), part: |_| None, as_call: |_, _| None }
     }
 
     /// For the calls of a type.
@@ -213,8 +224,10 @@ impl Handler {
             }
         };
         let part = |params: &str| serde_json::from_str::<C>(params).ok()?.part();
+        let as_call =
+            |params: &str, defaults: &Defaults| serde_json::from_str::<C>(params).ok()?.into_new_task(defaults).ok();
         let options = MethodOptions::default();
-        Self { method: C::METHOD.into(), options, is_split: false, run: Arc::new(run), part }
+        Self { method: C::METHOD.into(), options, is_split: false, run: Arc::new(run), part, as_call }
     }
 
     /// For the steps of sagas.
@@ -224,7 +237,7 @@ impl Handler {
         run: impl Fn(Context<'static>, Arc<Task>) -> Attempting + Send + Sync + 'static,
         part: fn(&str) -> Option<String>,
     ) -> Self {
-        Self { method, options, is_split: false, run: Arc::new(run), part }
+        Self { method, options, is_split: false, run: Arc::new(run), part, as_call: |_, _| None }
     }
 
     /// Which part of its method a task is, if that is split and its params say so.
@@ -232,8 +245,31 @@ impl Handler {
         if self.is_split { (self.part)(&task.params) } else { None }
     }
 
+    /// A callback as a call of its method, if that is of a type and can be read.
+    pub(super) fn called(&self, callback: NewTask, defaults: &Defaults) -> NewTask {
+        // It is the application's code, and a task's end must not fail because of it.
+        let as_call = AssertUnwindSafe(|| (self.as_call)(&callback.params, defaults));
+        match std::panic::catch_unwind(as_call) {
+            Ok(Some(call)) => {
+                let NewTask { policy, encrypt, priority, lane, .. } = call;
+                NewTask { policy, encrypt, priority, lane, ..callback }
+            }
+            _ => callback.or_policy(|method| defaults.policy_for(method)),
+        }
+    }
+
     pub(crate) fn run(&self, cx: Context<'static>, task: Arc<Task>) -> Attempting {
         (self.run)(cx, task)
+    }
+}
+
+impl Methods for Shared {
+    fn called(&self, callback: NewTask) -> NewTask {
+        let defaults = self.defaults.read().unwrap_or_else(PoisonError::into_inner).clone();
+        match self.handlers.get(&callback.method) {
+            Some(handler) => handler.called(callback, &defaults),
+            None => callback.or_policy(|method| defaults.policy_for(method)),
+        }
     }
 }
 
@@ -251,6 +287,7 @@ impl fmt::Debug for Handler {
 fn by_word(task: &Task, said: Said, verdict: Verdict) -> Outcome {
     match verdict {
         Verdict::Failed(failure) => said.of(Failure { class: task.policy.classify(&failure.kind), ..failure }),
+        Verdict::Listed(failure) => said.of(unless_listed(&task.policy, failure)),
         Verdict::Retry(failure) => said.of(Failure { class: Class::Retry, ..failure }),
         Verdict::Fatal(failure) => Outcome::Fatal(failure),
         Verdict::Snooze(time) => Outcome::Snooze(time),

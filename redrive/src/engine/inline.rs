@@ -31,7 +31,7 @@ impl Engine {
 
     /// When a call is written down, and what its first try needs of its policy.
     pub(crate) fn first_try_of<C: Retryable>(&self, call: &C) -> (Persist, FirstTry) {
-        self.0.defaults.read().unwrap_or_else(std::sync::PoisonError::into_inner).first_try(call)
+        self.defaults().first_try(call) // which asks the application: not under the lock
     }
 
     /// Whether this engine has a handler of this method.

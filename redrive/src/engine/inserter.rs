@@ -29,6 +29,9 @@ const AT_ONCE: usize = 2;
 /// How many callers must wait for a second flush to go beside the first.
 const WORTH_A_SECOND: usize = 128;
 
+/// How often others are let go first between two flushes, at the most.
+const MOST_YIELDS: u32 = 8;
+
 /// How many rows may wait for someone else's lock at the same time.
 const MOST_ALONE: usize = 3;
 
@@ -57,10 +60,12 @@ struct Queue {
 }
 
 impl Queue {
-    /// A place for the answer; at once without one if it is closed.
+    /// A place for the answer; it is there at once if this is closed.
     fn push(&mut self, prepared: Prepared) -> oneshot::Receiver<Result<Enqueued>> {
         let (answer, answered_by) = oneshot::channel();
-        if !self.closed {
+        if self.closed {
+            _ = answer.send(Err(unwritten()));
+        } else {
             self.asked.push_back((prepared, answer));
         }
         answered_by
@@ -80,6 +85,17 @@ impl Inserter {
         drop(queue);
         self.more.notify_one();
         answers
+    }
+
+    /// Those who were answered just now are about to ask again: as long as more come, they are let in, so that they share a commit.
+    async fn gather(&self) {
+        for _ in 0..MOST_YIELDS {
+            let before = lock(&self.queue).asked.len();
+            tokio::task::yield_now().await;
+            if lock(&self.queue).asked.len() == before {
+                return;
+            }
+        }
     }
 
     /// The next batch, within its caps; beside one that is under way only if it is worth a commit of its own.
@@ -111,19 +127,23 @@ impl Inserter {
 
     /// Nothing more will be written: whoever waits is told.
     fn forget(&self) {
-        lock(&self.queue).asked.clear();
+        let asked = std::mem::take(&mut lock(&self.queue).asked);
+        asked.into_iter().for_each(|(_, answer)| _ = answer.send(Err(unwritten())));
     }
 }
 
-/// The answer; if there is none, the engine has stopped.
+/// The answer; if there is none, the flush was cut off by a panic, or with its process.
 pub(super) async fn answered(answer: oneshot::Receiver<Result<Enqueued>>) -> Result<Enqueued> {
-    answer.await.unwrap_or_else(|_| {
-        Err(Error::Conflict {
-            doing: "enqueue on",
-            id: "this engine".into(),
-            why: "it has stopped; nothing was written".into(),
-        })
-    })
+    let cut_off = || refusal("it was cut off at it; whether anything was written is not known");
+    answer.await.unwrap_or_else(|_| Err(cut_off()))
+}
+
+fn unwritten() -> Error {
+    refusal("it has stopped; nothing was written")
+}
+
+fn refusal(why: &str) -> Error {
+    Error::Conflict { doing: "enqueue on", id: "this engine".into(), why: why.into() }
 }
 
 pub(super) async fn run(shared: Arc<Shared>) {
@@ -133,7 +153,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
             continue;
         }
         tokio::select! {
-            Some(_) = flushes.join_next(), if !flushes.is_empty() => {}
+            Some(_) = flushes.join_next(), if !flushes.is_empty() => shared.inserter.gather().await,
             () = shared.inserter.more.notified() => {}
             // Not at the beginning of a stop: handlers that come to their end enqueue, too, and calls that failed are written down.
             () = shared.ended() => break,
@@ -154,8 +174,7 @@ fn next_flush(shared: &Arc<Shared>, flushes: &mut JoinSet<()>) -> bool {
     let asked = if flushes.len() < at_once { shared.inserter.take(flushes.len()) } else { Vec::new() };
     let is_any = !asked.is_empty();
     if is_any {
-        let shared = shared.clone();
-        flushes.spawn(async move { flush(&shared, asked).await });
+        flushes.spawn(shared.part("inserter", |shared| async move { flush(&shared, asked).await }));
     }
     is_any
 }
@@ -174,20 +193,20 @@ async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>) {
     }
     shared.signals.tally.add(written.iter().filter_map(|(_, result)| new(result)));
     if let Some(e) = away(&written) {
-        tell_away(shared, &e, now);
+        tell_away(shared, &e);
     }
     let mut others = false;
     for ((prepared, result), answer) in written.into_iter().zip(answers) {
         if result.as_ref().is_err_and(|e| e.fault() == Some(Fault::Busy)) {
             withdraw(shared, &prepared);
-            tokio::spawn(insert_alone(shared.clone(), prepared, answer));
+            tokio::spawn(shared.part("inserter", |shared| insert_alone(shared, prepared, answer)));
             continue;
         }
         others |= result.is_ok() && prepared.task.due <= now && !shared.owns(prepared.task.lane, prepared.task.shard());
         reply(shared, prepared, result, answer);
     }
-    if others && let Err(e) = shared.store.wake_others().await {
-        tracing::debug!(error = %e, "other nodes could not be woken; their scans will find what is due");
+    if others {
+        shared.wake.others.notify_one();
     }
 }
 
@@ -200,8 +219,8 @@ fn away(written: &[(Prepared, Result<Enqueued>)]) -> Option<Error> {
 
 /// Whoever has waited for as long as a database that is away is tried hears of it now, and not after all who came before: in an outage the
 /// queue would grow, and every answer come later than the one before.
-fn tell_away(shared: &Arc<Shared>, e: &Error, now: Timestamp) {
-    for (prepared, answer) in shared.inserter.take_older(now - shared.store.retry_for()) {
+fn tell_away(shared: &Arc<Shared>, e: &Error) {
+    for (prepared, answer) in shared.inserter.take_older(shared.clock.now() - shared.store.retry_for()) {
         reply(shared, prepared, Err(e.echo()), answer);
     }
 }
@@ -292,5 +311,44 @@ pub(super) fn begin(shared: &Arc<Shared>, task: Task) {
         shared.start_reserved(task);
     } else if shared.owns(task.lane, task.shard()) {
         shared.expect(Due::of(&task, task.version, task.due));
+    }
+}
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use std::task::Poll;
+    use std::time::Duration;
+
+    use futures_util::future::{join_all, poll_fn};
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::engine::Engine;
+    use crate::new_task::NewTask;
+    use crate::store::{Faults, Store, StoreOptions};
+
+    /// Nothing else runs between two awaits here, so all are asked for before the first flush and have waited long at its end.
+    #[tokio::test]
+    async fn in_an_outage_nobody_waits_for_all_who_came_before() {
+        let (clock, faults, retry_for) =
+            (Clock::manual(Timestamp::from_millis(1)), Faults::default(), Duration::from_millis(100));
+        let options = StoreOptions { faults: Some(faults.clone()), retry_for, ..StoreOptions::default() };
+        let store = Store::open_with("sqlite::memory:", options).await.unwrap();
+        let engine = Engine::builder(store).clock(clock.clone()).by_hand().start().await.unwrap();
+        faults.set_down(true);
+        let callers = (0..3 * MOST_ROWS).map(|n| {
+            let (engine, faults) = (engine.clone(), faults.clone());
+            async move {
+                let answer = engine.enqueue(NewTask::new("m", &n).unwrap()).await;
+                faults.set_down(false); // for those behind, it is back as soon as one has heard that it is not
+                answer
+            }
+        });
+        let mut all = Box::pin(join_all(callers));
+        assert!(poll_fn(|cx| Poll::Ready(all.as_mut().poll(cx))).await.is_pending());
+        clock.advance(retry_for);
+        let answers = all.await;
+        assert!(answers.iter().all(|answer| answer.as_ref().is_err_and(Error::is_transient)));
+        engine.enqueue(NewTask::new("m", &1).unwrap()).await.unwrap();
     }
 }

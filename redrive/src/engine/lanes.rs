@@ -15,6 +15,7 @@ use std::sync::{PoisonError, RwLock};
 use crate::error::{Error, Result};
 use crate::task::Lane;
 
+use super::signals::OTHER;
 use super::{Handler, Shared};
 
 /// See the module.
@@ -78,6 +79,13 @@ impl Shared {
         }
         *self.lanes.parts.write().unwrap_or_else(PoisonError::into_inner) = found;
         Ok(())
+    }
+
+    /// The method that a lane is of, if it is one of ours: for metrics.
+    pub(super) fn method_of(&self, lane: Lane) -> String {
+        let lane = self.lanes.split.method_of(lane);
+        let method = self.handlers.keys().find(|method| Lane::of(method) == lane);
+        method.map_or(OTHER, String::as_str).to_owned()
     }
 
     /// Of a lane, the shards that are ours: a bit for each.

@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::clock::Timestamp;
+use crate::duration::LONGEST;
 use crate::error::Problems;
 use crate::gate::ramp;
 use crate::id::SHARDS;
@@ -285,12 +286,12 @@ impl LaneLimits {
             return Reserved::NotThisLane;
         }
         if let Some(most) = self.options.per_business.filter(|_| business != 0) {
-            let elsewhere = self.elsewhere.get(&business).copied().unwrap_or(0);
-            let taken = self.businesses.entry(business).or_default();
-            if *taken + elsewhere >= most {
+            let [taken, elsewhere] =
+                [&self.businesses, &self.elsewhere].map(|n| n.get(&business).copied().unwrap_or(0));
+            if taken + elsewhere >= most {
                 return Reserved::NotThisBusiness;
             }
-            *taken += 1;
+            self.businesses.insert(business, taken + 1);
         }
         self.bucket.iter_mut().for_each(Bucket::take);
         if let Passage::Probes(n, _) = &mut self.passage {
@@ -356,7 +357,8 @@ impl Bucket {
 
     fn next_token(&self) -> Option<Timestamp> {
         let missing = (1.0 - self.tokens).max(0.0);
-        (missing > 0.0).then(|| self.filled + Duration::from_secs_f64(missing / self.per_ms() / 1000.0))
+        let wait = Duration::try_from_secs_f64(missing / self.per_ms() / 1000.0).unwrap_or(Duration::MAX);
+        (missing > 0.0).then_some(self.filled + wait)
     }
 }
 
@@ -382,8 +384,8 @@ impl MethodOptions {
         problems.require(positive(self.concurrency) && positive(self.per_business), method, || {
             "a limit of 0 would let nothing run; pause the method instead".into()
         });
-        let rate = self.rate.is_none_or(|rate| rate.tasks > 0 && !rate.per.is_zero());
-        problems.require(rate, method, || "a rate needs at least one task and a time".into());
+        let rate = self.rate.is_none_or(|rate| rate.tasks > 0 && !rate.per.is_zero() && rate.per <= LONGEST);
+        problems.require(rate, method, || "a rate needs at least one task, and a time of at most 3650days".into());
         self.gate.iter().for_each(|gate| problems.nest(&format!("{method}.gate"), gate.problems()));
     }
 }
@@ -428,6 +430,16 @@ mod tests {
     }
 
     #[test]
+    fn a_business_id_that_is_refused_is_not_remembered() {
+        let mut limits = limits(9, MethodOptions::default().per_business(1));
+        limits.lanes.get_mut(&LANE).unwrap().elsewhere.insert(7, 1);
+        assert_eq!(limits.reserve(of(7), START), Reserved::NotThisBusiness);
+        assert!(limits.lanes[&LANE].businesses.is_empty());
+        limits.set_elsewhere(&[]);
+        assert_eq!(limits.reserve(of(7), START), Reserved::Yes);
+    }
+
+    #[test]
     fn tokens_come_steadily_and_are_kept_for_one_period() {
         let mut limits = limits(99, MethodOptions::default().rate(10, Duration::from_secs(1)));
         let mut taken = |ms: u64| {
@@ -436,6 +448,27 @@ mod tests {
         };
         assert_eq!([taken(0), taken(50), taken(100), taken(500), taken(9_000)], [1, 0, 1, 4, 10]);
         assert_eq!(limits.next_token(LANE), Some(START + Duration::from_millis(9_100)));
+    }
+
+    #[test]
+    fn a_rate_without_measure_is_refused_and_harms_nobody() {
+        let problems = |options: MethodOptions| {
+            let mut problems = Problems::default();
+            options.check("m", &mut problems);
+            problems.into_result().map_err(|e| e.to_string())
+        };
+        let rate = |tasks, per| MethodOptions::default().rate(tasks, per);
+        assert_eq!(problems(rate(1, LONGEST)), Ok(()));
+        for (tasks, per) in
+            [(1, Duration::MAX), (1, LONGEST + Duration::from_nanos(1)), (1, Duration::ZERO), (0, LONGEST)]
+        {
+            assert!(problems(rate(tasks, per)).is_err_and(|why| why.contains("3650days")), "{tasks} in {per:?}");
+        }
+        for options in [rate(1, Duration::MAX), rate(0, Duration::from_secs(1))] {
+            let mut limits = limits(9, options);
+            assert_eq!([(); 2].map(|()| limits.reserve(of(0), START)), [Reserved::Yes, Reserved::NotThisLane]);
+            assert_eq!(limits.next_token(LANE), Some(Timestamp::MAX));
+        }
     }
 
     #[test]

@@ -11,11 +11,13 @@
 //! logged, once. A field that was set and is not valid here (another build set it) is passed over, and logged.
 
 use std::collections::HashSet;
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use serde_json::Value;
+use tokio::task::JoinError;
 
 use crate::clock::pause;
 use crate::error::{Error, Result};
@@ -25,6 +27,7 @@ use crate::store::SetField;
 use crate::task::Lane;
 
 use super::handler::{Handler, MethodOptions};
+use super::services::Hands;
 use super::{Builder, Engine, EngineConfig, Shared, lock};
 
 /// How often the file is looked at; sooner when it has just changed, to see that it is whole.
@@ -47,11 +50,12 @@ struct Layers {
 }
 
 impl Layers {
-    /// Both, one over the other, and what of it cannot be.
-    fn laid(&self) -> (Settings, Vec<(&str, Error)>) {
+    /// Both, one over the other, and what of it cannot be; of what is set, that which counts.
+    fn laid(&self, counts: impl Fn(&SetField) -> bool) -> (Settings, Vec<(&str, Error)>) {
         let mut settings = self.file.clone();
         let wrong = |field: &'_ SetField, settings: &mut Settings| settings.set(&field.path, field.value.clone()).err();
-        let wrong = self.set.iter().filter_map(|f| wrong(f, &mut settings).map(|e| (&*f.path, e))).collect();
+        let set = self.set.iter().filter(|field| counts(field));
+        let wrong = set.filter_map(|f| wrong(f, &mut settings).map(|e| (&*f.path, e))).collect();
         (settings, wrong)
     }
 }
@@ -75,9 +79,12 @@ impl Live {
         self.settings().registry.clone()
     }
 
-    /// The limits of a method.
-    pub(super) fn limits_of(&self, handler: &Handler) -> MethodOptions {
-        self.said.limits_of(handler, &self.settings())
+    /// The limits of methods at the start, with what people have set: some of them are there from then on or not at all.
+    pub(super) fn limits_with(&self, set: Vec<SetField>) -> impl Fn(&Handler) -> MethodOptions {
+        let layers = Layers { file: lock(&self.layers).file.clone(), set };
+        let settings = self.said.over(layers.laid(|_| true).0);
+        let settings = if settings.validate().is_ok() { Arc::new(settings) } else { self.settings() };
+        move |handler| self.said.limits_of(handler, &settings)
     }
 }
 
@@ -169,6 +176,12 @@ impl Engine {
         self.0.apply(settings)
     }
 
+    /// What would hold here if nobody had set this field: what the file says of it, and all else as it is.
+    pub fn settings_without(&self, path: &str) -> Settings {
+        let live = &self.0.live;
+        live.said.over(lock(&live.layers).laid(|field| field.path != path).0)
+    }
+
     /// Sets one field on all nodes, by its path as in the file; `None`: as the file says, again. It is refused if it is not valid, or
     /// does not hold at once. Other nodes follow at their next beat. The audit knows who set what. Gives the fields that wait
     /// for the next start all the same.
@@ -205,7 +218,7 @@ impl Shared {
         file.validate()?;
         let mut layers = lock(&self.live.layers);
         let before = std::mem::replace(&mut layers.file, file);
-        let applied = self.put(self.live.said.over(layers.laid().0));
+        let applied = self.put(self.live.said.over(layers.laid(|_| true).0));
         if applied.is_err() {
             layers.file = before;
         }
@@ -219,7 +232,7 @@ impl Shared {
             return Vec::new();
         }
         layers.set = set;
-        let (settings, wrong) = layers.laid();
+        let (settings, wrong) = layers.laid(|_| true);
         for (path, e) in wrong {
             tracing::warn!(path, error = %e, "a field that was set is not valid here; it is passed over");
         }
@@ -283,21 +296,25 @@ impl Shared {
 }
 
 /// Watches the file.
-pub(super) async fn run(shared: Arc<Shared>, mut watcher: Watcher) {
+pub(super) async fn run(shared: Arc<Shared>, watcher: Watcher) {
+    let watcher = Arc::new(Mutex::new(watcher));
+    shared.keep_up_service("settings", Hands::Empty, move |shared| watch(shared, watcher.clone())).await;
+}
+
+async fn watch(shared: Arc<Shared>, watcher: Arc<Mutex<Watcher>>) {
     loop {
+        let is_settling = lock(&watcher).is_settling();
         tokio::select! {
-            () = pause(if watcher.is_settling() { LOOK_AGAIN } else { LOOK }) => {}
+            () = pause(if is_settling { LOOK_AGAIN } else { LOOK }) => {}
             () = shared.stopping.cancelled() => return,
         }
         // A file may be far away: reading it must not hold up what else runs on this thread.
-        let look = tokio::task::spawn_blocking(move || {
-            let told = watcher.changed();
-            (watcher, told)
-        });
-        let Ok((back, told)) = look.await else { return };
-        watcher = back;
-        if let Some(told) = told {
-            shared.follow(&watcher, told);
+        let looking = watcher.clone();
+        match tokio::task::spawn_blocking(move || lock(&looking).changed()).await.map_err(JoinError::try_into_panic) {
+            Ok(None) => {}
+            Ok(Some(told)) => shared.follow(&lock(&watcher), told),
+            Err(Ok(panic)) => resume_unwind(panic),
+            Err(Err(_)) => return, // the runtime ends
         }
     }
 }

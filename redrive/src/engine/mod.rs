@@ -18,7 +18,8 @@
 //!
 //! *Failure.* When our right to work lapses, running handlers are stopped and their tasks given back once we may work again;
 //! if we were fenced instead, everything is dropped and we go on under a new number. A row that is ours in the database and in
-//! none of our lists (the answer to its claim was lost for good) is found by the sweep and given back.
+//! none of our lists (the answer to its claim was lost for good) is found by the sweep and given back. What becomes of a service that
+//! panics is told in [`services`].
 
 mod builder;
 mod claimer;
@@ -36,9 +37,11 @@ mod live;
 mod node;
 #[cfg(feature = "notify")]
 mod notices;
+mod pass;
 mod ready;
 mod saga;
 mod scanner;
+mod services;
 mod settler;
 mod signals;
 mod upkeep;
@@ -50,7 +53,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use tokio::sync::Notify;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::{Clock, Timestamp};
@@ -83,6 +85,7 @@ use limits::Limits;
 use live::Live;
 use ready::Ready;
 use saga::Desk;
+use services::{Hands, Services};
 use settler::Settler;
 use signals::Signals;
 use wheel::Wheel;
@@ -150,7 +153,7 @@ struct Shared {
     settled: AtomicU64,
     /// Everything has ended: the beat may, too.
     ended: AtomicBool,
-    services: Mutex<JoinSet<()>>,
+    services: Mutex<Services>,
 }
 
 /// How many due tasks are kept in memory that nobody scanned for, of all lanes together.
@@ -200,6 +203,8 @@ struct Wake {
     claimer: Notify,
     idle: Notify,
     beat: Notify,
+    /// Other nodes have something to do.
+    others: Notify,
 }
 
 impl Engine {
@@ -248,14 +253,10 @@ impl Engine {
         Ok(value)
     }
 
-    /// Looks for due tasks now: after a commit of one's own.
+    /// Looks for due tasks now: after a commit of one's own. What others own is theirs to find.
     pub fn wake(&self) {
         self.0.wake.scanner.notify_one();
-        // What others own is theirs to find; without a runtime to send it from, their scans do.
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            let shared = self.0.clone();
-            runtime.spawn(async move { shared.store.wake_others().await });
-        }
+        self.0.wake.others.notify_one();
     }
 
     /// Cancels a task: at once if it waits, after its attempt (unless that succeeds) if it runs.
@@ -364,23 +365,23 @@ impl Shared {
 
     fn spawn_services(self: &Arc<Self>) -> Result<()> {
         node::spawn_beat(self.clone())?;
-        let mut services = lock(&self.services);
-        services.spawn(inserter::run(self.clone()));
-        services.spawn(settler::run(self.clone()));
-        services.spawn(saga::journals::run(self.clone()));
-        services.spawn(saga::times::run(self.clone()));
-        services.spawn(scanner::run(self.clone()));
-        services.spawn(claimer::run(self.clone()));
-        services.spawn(node::run(self.clone()));
-        services.spawn(node::run_lapse(self.clone()));
-        services.spawn(view::run(self.clone()));
-        services.spawn(scanner::run_listener(self.clone()));
-        services.spawn(upkeep::run(self.clone()));
+        self.serve("inserter", Hands::Full, inserter::run);
+        self.serve("settler", Hands::Full, settler::run);
+        self.serve("claimer", Hands::Full, claimer::run);
+        self.serve("journals", Hands::Full, saga::journals::run);
+        self.serve("times", Hands::Empty, saga::times::run);
+        self.serve("scanner", Hands::Empty, scanner::run);
+        self.serve("node", Hands::Empty, node::run);
+        self.serve("lapse", Hands::Empty, node::run_lapse);
+        self.serve("view", Hands::Empty, view::run);
+        self.serve("listener", Hands::Empty, scanner::run_listener);
+        self.serve("waker", Hands::Empty, scanner::run_waker);
+        self.serve("upkeep", Hands::Empty, upkeep::run);
         if self.has_gates {
-            services.spawn(gates::run(self.clone()));
+            self.serve("gates", Hands::Empty, gates::run);
         }
         #[cfg(feature = "notify")]
-        services.spawn(notices::run(self.clone()));
+        self.serve("notices", Hands::Empty, notices::run);
         Ok(())
     }
 

@@ -12,6 +12,7 @@ use crate::task::{Lane, NodeNumber};
 
 use super::Shared;
 use super::events::Event;
+use super::services::Hands;
 
 /// The beat has a thread, a runtime and connections of its own: handlers that block the others' threads, or a database pool
 /// in full use, do not silence it. It is not blind for that: it beats only while the engine's own loop moves (`pulse`).
@@ -19,7 +20,7 @@ pub(super) fn spawn_beat(shared: Arc<Shared>) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let failed = |e: std::io::Error| Error::Conflict { doing: "start", id: "the beat".into(), why: e.to_string() };
     let runtime = runtime.map_err(failed)?;
-    let beat = move || runtime.block_on(run_beat(shared));
+    let beat = move || runtime.block_on(shared.keep_up_service("beat", Hands::Empty, run_beat));
     std::thread::Builder::new().name("redrive-beat".into()).spawn(beat).map_err(failed)?;
     Ok(())
 }
@@ -80,8 +81,9 @@ impl Shared {
         let mut methods: Vec<String> = self.handlers.keys().cloned().collect();
         methods.sort_unstable();
         let who = Registration { name: self.config.name.clone(), build: env!("CARGO_PKG_VERSION").into(), methods };
-        let number = self.store.register(&who, self.clock.now()).await?;
-        self.me.renumber(number);
+        let now = self.clock.now();
+        let number = self.store.register(&who, now).await?;
+        self.me.renumber(number, now);
         self.beat(&self.store, number).await;
         if let Err(e) = self.renew_view().await {
             tracing::warn!(error = %e, "no view of the other nodes yet");
@@ -89,10 +91,10 @@ impl Shared {
         self.follow_people().await
     }
 
-    /// Whether the engine's own loop has moved within a lease.
+    /// Whether the engine's own loop has moved within a lease, and no work was lost with a service.
     fn is_moving(&self) -> bool {
         let pulse = Duration::from_millis(self.pulse.load(Ordering::Acquire));
-        self.me.instant().saturating_sub(pulse) < self.config.lease
+        self.me.instant().saturating_sub(pulse) < self.config.lease && self.broken().is_none()
     }
 
     async fn beat(&self, store: &Store, number: NodeNumber) {
@@ -130,17 +132,9 @@ impl Shared {
                 return watch.forget();
             }
         };
-        let me = self.me.number();
-        if nodes.iter().any(|n| n.number == me && n.dead) {
-            self.me.revoke();
-            self.drop_all();
-            if self.stopping.is_cancelled() {
-                return; // retired by ourselves, or fenced on our way out: no new number
-            }
-            if let Err(e) = self.join().await {
-                tracing::warn!(error = %e, "taking a new number failed; trying again");
-            }
-            return;
+        let me = self.me.number(); // which changes in this task only
+        if !nodes.iter().any(|node| self.me.is(node)) {
+            return self.join_again().await;
         }
         for (number, beat) in watch.see(&nodes, me, self.me.instant(), self.config.lease) {
             match self.store.fence(number, beat).await {
@@ -159,6 +153,20 @@ impl Shared {
         self.pass_on_stop_requests().await;
         if let Err(e) = self.follow_people().await {
             tracing::warn!(error = %e, "what people have paused and set could not be read");
+        }
+    }
+
+    /// We are dead for the others, or the database, which has gone back in time, does not know us: we drop everything, and go on under a
+    /// new number.
+    async fn join_again(&self) {
+        self.me.revoke();
+        self.drop_all();
+        if self.stopping.is_cancelled() || self.broken().is_some() {
+            return; // retired by ourselves, fenced on our way out, or not able to work: no new number
+        }
+        tracing::warn!(node = %self.me.number(), "not among the living nodes any more; taking a new number");
+        if let Err(e) = self.join().await {
+            tracing::warn!(error = %e, "taking a new number failed; trying again");
         }
     }
 
@@ -243,7 +251,6 @@ impl Shared {
         }
         self.ended.store(true, Ordering::Release);
         self.wake.beat.notify_one();
-        let mut services = std::mem::take(&mut *super::lock(&self.services));
-        while services.join_next().await.is_some() {}
+        self.end_services().await;
     }
 }

@@ -10,7 +10,7 @@
 //!
 //! The scan of what is due is the guarantee; the wheel and the hand-over are optimisations.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -40,6 +40,12 @@ const RESCUED: u32 = 1_000;
 const CROWD: usize = 64;
 /// How many business ids of a lane are passed over at the most.
 const MOST_CROWDS: usize = 32;
+
+/// Others are not woken more often: whoever has just looked need not look again at once.
+const BETWEEN_WAKES: Duration = Duration::from_millis(5);
+
+/// How long after a failure to listen for wake-ups it is tried again, at the most.
+const LISTEN_AGAIN: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
 struct Scanner {
@@ -80,6 +86,20 @@ pub(super) async fn run(shared: Arc<Shared>) {
     }
 }
 
+/// Wakes the other nodes, for all that was written since the last time. Beside the flushes, for it is a commit of its own.
+pub(super) async fn run_waker(shared: Arc<Shared>) {
+    loop {
+        tokio::select! {
+            () = shared.wake.others.notified() => {}
+            () = shared.ended() => return,
+        }
+        if let Err(e) = shared.store.wake_others(shared.me.number()).await {
+            tracing::debug!(error = %e, "other nodes could not be woken; their scans will find what is due");
+        }
+        pause(BETWEEN_WAKES).await;
+    }
+}
+
 /// Hears other processes' wake-ups, where the database has them, and lets the scanner look.
 pub(super) async fn run_listener(shared: Arc<Shared>) {
     while !shared.stopping.is_cancelled() {
@@ -90,17 +110,18 @@ pub(super) async fn run_listener(shared: Arc<Shared>) {
             };
             loop {
                 shared.wake.scanner.notify_one(); // at first for what nobody heard: it was said before we listened
-                listener.next().await?;
+                listener.next(|| shared.me.number()).await?;
             }
         };
-        tokio::select! {
+        let heard: Result<()> = tokio::select! {
             () = shared.stopping.cancelled() => return,
-            heard = listening => {
-                let heard: Result<()> = heard;
-                if let Err(e) = heard {
-                    tracing::debug!(error = %e, "not listening for wake-ups; trying again");
-                    pause(shared.settings().engine.scan_interval).await;
-                }
+            heard = listening => heard,
+        };
+        if let Err(e) = heard {
+            tracing::debug!(error = %e, "not listening for wake-ups; trying again");
+            tokio::select! {
+                () = shared.stopping.cancelled() => return,
+                () = pause(shared.settings().engine.scan_interval.min(LISTEN_AGAIN)) => {}
             }
         }
     }
@@ -166,20 +187,31 @@ impl Scanner {
         // The more slices, the fewer rows a scan brings of each: one id must not fill them.
         let crowd = CROWD.min(Self::limit(&shared.all_slices()) / 4);
         let crowds = shared.waiting().ready.crowds(crowd);
-        let still = |(lane, hash): &(Lane, u32)| crowds.iter().any(|due| (due.lane, due.business) == (*lane, *hash));
-        let gone: Vec<(Lane, u32)> = self.crowds.keys().filter(|crowd| !still(crowd)).copied().collect();
+        let still: HashSet<(Lane, u32)> = crowds.iter().map(|due| (due.lane, due.business)).collect();
+        let gone: Vec<(Lane, u32)> = self.crowds.keys().filter(|crowd| !still.contains(crowd)).copied().collect();
         for crowd in gone {
             self.crowds.remove(&crowd);
             shared.waiting().floors.retain(|(lane, _), _| *lane != crowd.0);
         }
-        for due in crowds.iter().take(MOST_CROWDS) {
-            if !self.crowds.contains_key(&(due.lane, due.business))
-                && let Some(business) = shared.store.get(due.id).await?.and_then(|task| task.business)
-            {
+        for due in self.newcomers(crowds) {
+            if let Some(business) = shared.store.get(due.id).await?.and_then(|task| task.business) {
                 self.crowds.insert((due.lane, due.business), business.id);
             }
         }
         Ok(())
+    }
+
+    /// Of these, whom there is room to pass over, too: a lane's list is part of the statements that read it.
+    fn newcomers(&self, mut crowds: Vec<Due>) -> Vec<Due> {
+        let mut lanes: HashMap<Lane, usize> = HashMap::new();
+        self.crowds.keys().for_each(|(lane, _)| *lanes.entry(*lane).or_default() += 1);
+        crowds.retain(|due| {
+            let of_lane = lanes.entry(due.lane).or_default();
+            let is_one = *of_lane < MOST_CROWDS && !self.crowds.contains_key(&(due.lane, due.business));
+            *of_lane += usize::from(is_one);
+            is_one
+        });
+        crowds
     }
 
     fn crowds_of(&self, slices: &[Slice]) -> Vec<String> {
@@ -354,5 +386,33 @@ impl Waiting {
             };
             self.known.insert((s.lane, s.shard), until);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::TaskId;
+
+    #[test]
+    fn a_lane_has_so_many_crowds_passed_over_and_no_more_however_often_it_is_looked() {
+        let due = |lane, business| Due {
+            id: TaskId::from_i64(1),
+            version: 0,
+            due: Timestamp::EPOCH,
+            priority: 0,
+            lane: Lane(lane),
+            business,
+        };
+        let mut scanner = Scanner::default();
+        let mut look = |crowds: Vec<Due>| {
+            let new = scanner.newcomers(crowds);
+            scanner.crowds.extend(new.iter().map(|due| ((due.lane, due.business), due.business.to_string())));
+            new.len()
+        };
+        assert_eq!(look((0..20).map(|n| due(1, n)).collect()), 20);
+        let both = || (0..1_000).flat_map(|n| [due(1, n), due(2, n)]).collect();
+        assert_eq!((look(both()), look(both())), (12 + 32, 0));
+        assert_eq!(scanner.crowds_of(&[Slice { lane: Lane(1), shard: 0, from: Timestamp::EPOCH }]).len(), MOST_CROWDS);
     }
 }

@@ -13,9 +13,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::clock::{Timestamp, pause};
-use crate::error::{Error, Fault};
+pub(crate) use crate::settle::random;
 use crate::settle::{Change, DeadReason, To, settle};
-use crate::store::{Dialect, Due, Settle, Settled};
+use crate::store::{Due, Settle, Settled};
 use crate::task::Task;
 
 use super::handler::Attempted;
@@ -110,14 +110,18 @@ pub(super) async fn run(shared: Arc<Shared>) {
 /// What is to be written.
 fn decide(task: Arc<Task>, ended: Attempted, now: Timestamp) -> Settle {
     let change = settle(&task, &ended.outcome, now, random(&task));
-    log_end(&task, &change);
     Settle::with_result(task, change, ended.result)
 }
 
 /// Logs a final failure. Other ends are told by counters and events.
 pub(crate) fn log_end(task: &Task, change: &Change) {
+    log_went(task, change, change.to);
+}
+
+/// The same for what went elsewhere than was decided, because a person wanted it so.
+fn log_went(task: &Task, change: &Change, to: To) {
     let error = change.failure.as_ref().map(|failure| &*failure.message);
-    match change.to {
+    match to {
         To::Dead(reason) => log_final(task, "a task is dead", reason, change.attempts, error),
         To::Dropped(reason) => log_final(task, "a task is given up", reason, change.attempts, error),
         _ => {}
@@ -136,35 +140,25 @@ fn log_final(task: &Task, what: &str, reason: DeadReason, attempts: u32, error: 
     tracing::error!(task = %task.id, method, business, key, attempts, reason, error, "{what}");
 }
 
-/// Chance for the jitter: of the task and its version, so that it needs no generator.
-pub(crate) fn random(task: &Task) -> f64 {
-    let mixed =
-        xxhash_rust::xxh3::xxh3_64_with_seed(&task.id.as_i64().to_le_bytes(), u64::from(task.version.unsigned_abs()));
-    (mixed >> 11) as f64 / (1u64 << 53) as f64
-}
-
 /// `false`: the database is away, and the outcomes are back in the queue.
-async fn flush(shared: &Arc<Shared>, settles: Vec<Settle>, now: Timestamp) -> bool {
+async fn flush(shared: &Arc<Shared>, mut settles: Vec<Settle>, now: Timestamp) -> bool {
     metrics::histogram!("redrive_settle_batch").record(settles.len() as f64);
-    match shared.store.settle(&settles, now).await {
-        Ok(results) => written(shared, &settles, &results),
-        Err(e) if is_away(shared, &e) => {
-            tracing::warn!(error = %e, "outcomes could not be written yet; trying again");
-            shared.settler.put_back(settles);
-            return false;
+    let e = match shared.store.settle(&settles, now).await {
+        Ok(results) => {
+            written(shared, &settles, &results);
+            return true;
         }
-        Err(e) => {
-            tracing::warn!(error = %e, tasks = settles.len(), "outcomes cannot be written together; looking for the one that cannot be");
-            tokio::spawn(apart(shared.clone(), settles));
-        }
+        Err(e) => e,
+    };
+    settles.iter_mut().for_each(|s| s.again = true); // some of them may have been written
+    if shared.store.is_away(&e) {
+        tracing::warn!(error = %e, "outcomes could not be written yet; trying again");
+        shared.settler.put_back(settles);
+        return false;
     }
+    tracing::warn!(error = %e, tasks = settles.len(), "outcomes cannot be written together; looking for the one that cannot be");
+    tokio::spawn(shared.part("settler", |shared| apart(shared, settles)));
     true
-}
-
-/// Whether nothing can be written now, whatever it is. A lock is somebody's on one row, but on SQLite, where it is on all.
-fn is_away(shared: &Shared, e: &Error) -> bool {
-    let one_row = e.fault() == Some(Fault::Busy) && shared.store.dialect() != Dialect::Sqlite;
-    e.is_transient() && !one_row
 }
 
 /// Halves what cannot be written together, until what fails is alone.
@@ -172,14 +166,14 @@ async fn apart(shared: Arc<Shared>, settles: Vec<Settle>) {
     let mut parts = vec![settles];
     while let Some(mut part) = parts.pop() {
         if part.len() <= 1 {
-            part.into_iter().for_each(|s| _ = tokio::spawn(alone(shared.clone(), s)));
+            part.into_iter().for_each(|s| _ = tokio::spawn(shared.part("settler", |shared| alone(shared, s))));
             continue;
         }
         let other = part.split_off(part.len() / 2);
         for half in [part, other] {
             match shared.store.settle(&half, shared.clock.now()).await {
                 Ok(results) => written(&shared, &half, &results),
-                Err(e) if is_away(&shared, &e) => shared.settler.put_back(half), // none of them is to blame
+                Err(e) if shared.store.is_away(&e) => shared.settler.put_back(half), // none of them is to blame
                 Err(_) => parts.push(half),
             }
         }
@@ -212,6 +206,9 @@ fn written(shared: &Shared, settles: &[Settle], results: &[Settled]) {
 }
 
 fn settled(shared: &Shared, s: &Settle, result: Settled) {
+    if let Settled::Went(to) = result {
+        log_went(&s.task, &s.change, to);
+    }
     shared.running().remove(s.task.id, s.task.version);
     shared.settled.fetch_add(1, Ordering::Relaxed);
     shared.signals.tell(Signal::of(s, result), &s.task);

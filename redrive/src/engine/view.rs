@@ -7,19 +7,22 @@
 //! which there are three a second, shows that somebody has come, is leaving or is dead. So a join, a leave or a death moves the shards
 //! without a restart, and a leave does within half a second, before whoever leaves has done; what has begun stays where it is.
 //!
-//! *Failure.* When the registry or the node table does not answer, or the registry does not list us (then we join again), the
+//! *Failure.* When the registry or the node table does not answer, or the registry panics, or does not list us (then we join again), the
 //! view is kept, for `registry.keep_view_for`. After that nothing is ours: nothing is looked for or claimed, while what runs goes
 //! on, enqueues go on, and the beat goes on. The next answer gives us a view again.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
+
+use futures_util::FutureExt;
 
 use crate::clock::{Stopwatch, pause};
 use crate::cluster::{handling, owned_shards};
 use crate::error::Result;
 use crate::id::SHARDS;
-use crate::registry::{Answer, Member, Trouble};
+use crate::registry::{Member, Trouble};
 use crate::store::Node;
 use crate::task::{Lane, NodeNumber};
 
@@ -97,7 +100,8 @@ impl Engine {
                 "this node has no shards: it has no view of the others, or there are too many",
             ),
         ];
-        all.into_iter().filter(|(is_so, _)| *is_so).map(|(_, trouble)| trouble).collect()
+        let all = all.into_iter().filter(|(is_so, _)| *is_so).map(|(_, trouble)| trouble);
+        shared.broken().into_iter().chain(all).collect()
     }
 }
 
@@ -106,10 +110,10 @@ impl Shared {
     pub(super) async fn renew_view(&self) -> Result<(), Trouble> {
         let _one_at_a_time = self.viewing.lock().await;
         let me = self.me.number();
-        let mut listed = answer(self.registry.view()).await?;
+        let mut listed = answer(async { self.registry.view().await }).await?;
         if !listed.contains(&me) {
             self.enlist(me).await?;
-            listed = answer(self.registry.view()).await?;
+            listed = answer(async { self.registry.view().await }).await?;
         }
         if !listed.contains(&me) {
             return Err("the registry does not list this node".into());
@@ -123,13 +127,13 @@ impl Shared {
     /// Has the registry list us.
     async fn enlist(&self, number: NodeNumber) -> Result<(), Trouble> {
         let member = Member { database: self.store.database_name().await?, number, name: self.config.name.clone() };
-        answer(self.registry.join(&member)).await
+        answer(async { self.registry.join(&member).await }).await
     }
 
     /// Has the registry list us no more: the others take over at once.
     pub(super) async fn delist(&self) {
         let _not_meanwhile = self.viewing.lock().await;
-        if let Err(e) = answer(self.registry.leave()).await {
+        if let Err(e) = answer(async { self.registry.leave().await }).await {
             tracing::warn!(error = %e, "the registry could not be told that this node leaves");
         }
     }
@@ -173,7 +177,9 @@ impl Shared {
     }
 }
 
-/// What the registry answers, if it does in time.
-async fn answer<T>(asked: Answer<'_, T>) -> Result<T, Trouble> {
-    tokio::time::timeout(PATIENCE, asked).await.unwrap_or_else(|_| Err("the registry does not answer".into()))
+/// What the registry answers, if it does in time. It may be the application's code: one that panics has not answered.
+async fn answer<T>(asked: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
+    let asked = AssertUnwindSafe(asked).catch_unwind();
+    let answered = tokio::time::timeout(PATIENCE, asked).await.map_err(|_| "the registry does not answer")?;
+    answered.unwrap_or_else(|_| Err("the registry has panicked".into()))
 }

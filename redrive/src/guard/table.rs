@@ -10,6 +10,7 @@ use crate::store::db::{Dialect, query};
 use crate::store::pool::Use;
 use crate::store::retry::{Scope, retrying};
 use crate::store::{AuditEntry, MOST_EXACT};
+use crate::unbroken::unbroken;
 
 use super::business::Db;
 use super::catalogue::Catalogue;
@@ -282,9 +283,15 @@ impl GuardedTable {
 
     /// A person, known by this name, says that they have put it right: the handler's `manual_success` is run, and what became
     /// of it is in the audit. (The audit is redrive's, the row is not: one is written after the other. If the audit cannot be
-    /// written, that is an error; saying it again does no harm.) The id as the table has it.
+    /// written, that is an error; saying it again does no harm. Once begun it goes on, also if nobody waits for it any more.) The
+    /// id as the table has it.
     pub async fn manual_success(&self, id: impl Into<RowId>, by: &str) -> Result<RowId> {
-        let result = self.run_manual_success(&id.into()).await;
+        let (table, id, by) = (self.clone(), id.into(), by.to_owned());
+        unbroken(async move { table.audited_success(&id, &by).await }).await
+    }
+
+    async fn audited_success(&self, id: &RowId, by: &str) -> Result<RowId> {
+        let result = self.run_manual_success(id).await;
         let (target, refused) = match &result {
             Ok(id) => (format!("{} {id}", self.service_name()), None),
             Err((id, e)) => (format!("{} {id}", self.service_name()), Some(e.to_string())),

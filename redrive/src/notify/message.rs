@@ -8,6 +8,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
+use crate::clock::Timestamp;
 use crate::store::{Notice, Reminder};
 use crate::task::storable;
 
@@ -29,14 +30,15 @@ impl Message {
         format!("msg_{}", hash.to_hex().get(..32).unwrap_or_default())
     }
 
-    /// A message to see whether a channel works.
-    pub(super) fn test(channel: &str) -> Self {
+    /// A message to see whether a channel works. It says when it was made: receivers that know a message by its [`id`](Self::id)
+    /// would drop the next test as one that they have.
+    pub(super) fn test(channel: &str, now: Timestamp) -> Self {
         Self {
             subject: "[redrive] test".into(),
             text: format!(
                 "This is a test of the channel {channel}. Notices of tasks that keep failing will come here.\n"
             ),
-            details: serde_json::json!({ "test": true }),
+            details: serde_json::json!({ "test": true, "at": now }),
         }
     }
 }
@@ -310,7 +312,7 @@ mod tests {
     use super::*;
     use crate::settle::DeadReason;
     use crate::task::{Business, LastError};
-    use crate::{Kind, TaskId, Timestamp};
+    use crate::{Kind, TaskId};
 
     fn notice(id: i64, method: &str, message: &str) -> Notice {
         let at = Timestamp::from_millis(1_770_292_800_000 + id);
@@ -344,6 +346,14 @@ mod tests {
         assert!(message.text.contains("no answer 8") && !message.text.contains("no answer 7"), "three of each");
         assert_eq!(message.details["methods"][0]["given_up"], 1);
         assert_eq!(message.details["methods"][0]["newest"][0]["business_id"], "7");
+    }
+
+    #[test]
+    fn each_test_is_a_message_of_its_own() {
+        let id = |channel: &str, ms: i64| Message::test(channel, Timestamp::from_millis(ms)).id();
+        assert_eq!(id("ops", 1), id("ops", 1), "sent again, it is the same");
+        assert_ne!(id("ops", 1), id("ops", 2), "tested again, it is another");
+        assert_ne!(id("ops", 1), id("dev", 1));
     }
 
     #[test]

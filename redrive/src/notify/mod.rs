@@ -142,7 +142,8 @@ impl NotifyConfig {
     pub async fn send_test(&self) -> Vec<(String, std::result::Result<(), NotifyError>)> {
         let mut results = Vec::with_capacity(self.channels.len());
         for (name, channel) in &self.channels {
-            let sent = channel.send(&Message::test(name), Clock::system().now()).await;
+            let now = Clock::system().now();
+            let sent = channel.send(&Message::test(name, now), now).await;
             results.push((name.clone(), sent));
         }
         results

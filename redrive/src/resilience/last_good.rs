@@ -101,7 +101,7 @@ impl<K, V> Default for LastGood<K, V> {
 }
 
 impl<K, V> LastGood<K, V> {
-    /// Keeps 1,000 values at the most, none for longer than an hour.
+    /// Keeps 1,000 values at the most, and gives out none that is older than an hour.
     pub fn new() -> Self {
         Self {
             kept: Arc::default(),
@@ -112,7 +112,8 @@ impl<K, V> LastGood<K, V> {
         }
     }
 
-    /// An older value than this is not given out. Default: 1 h.
+    /// An older value than this is not given out, and let go when the next one is kept, whichever of the clones keeps it.
+    /// Default: 1 h.
     pub fn max_age(self, max_age: Duration) -> Self {
         Self { max_age, ..self }
     }
@@ -154,7 +155,9 @@ impl<K: Clone + Eq + Hash, V: Clone> LastGood<K, V> {
     /// Keeps a value that is good now.
     pub fn keep(&self, key: K, value: V) {
         let now = self.clock.now();
-        self.lock().put(key, value, now, self.capacity);
+        let mut kept = self.lock();
+        kept.put(key, value, now);
+        kept.let_go(now - self.max_age, self.capacity);
     }
 
     /// The last good value, if it is not too old.
@@ -191,16 +194,23 @@ impl<K, V> Default for Kept<K, V> {
 }
 
 impl<K: Clone + Eq + Hash, V> Kept<K, V> {
-    fn put(&mut self, key: K, value: V, at: Timestamp, capacity: usize) {
+    fn put(&mut self, key: K, value: V, at: Timestamp) {
         let place = self.next;
         self.next += 1;
         self.order.insert(place, key.clone());
         if let Some(before) = self.entries.insert(key, Entry { value, at, place }) {
             self.order.remove(&before.place);
         }
-        while self.entries.len() > capacity {
-            let Some((_, oldest)) = self.order.pop_first() else { return };
-            self.entries.remove(&oldest);
+    }
+
+    /// Lets go of what was last good before this moment, and of what is beyond the capacity: the longest ago first.
+    fn let_go(&mut self, before: Timestamp, capacity: usize) {
+        while let Some(oldest) = self.order.first_entry() {
+            let is_old = self.entries.get(oldest.get()).is_none_or(|entry| entry.at < before);
+            if !is_old && self.entries.len() <= capacity {
+                return;
+            }
+            self.entries.remove(&oldest.remove());
         }
     }
 }

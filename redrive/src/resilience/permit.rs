@@ -113,16 +113,6 @@ pub enum BreakerError<E> {
     Failed(E),
 }
 
-impl<E> BreakerError<E> {
-    /// The call's own error, if it was made.
-    pub fn into_failed(self) -> Option<E> {
-        match self {
-            Self::Failed(e) => Some(e),
-            Self::Rejected(_) => None,
-        }
-    }
-}
-
 impl<E> From<Rejected> for BreakerError<E> {
     fn from(rejected: Rejected) -> Self {
         Self::Rejected(rejected)

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::id::TaskId;
+
 use super::definition::WHOLE;
 
 /// What is done to a step.
@@ -59,6 +61,10 @@ fn is_first(round: &u32) -> bool {
     *round == 1
 }
 
+fn is_none(crashes: &u32) -> bool {
+    *crashes == 0
+}
+
 impl Work {
     /// The step's name with its round: `hotel`, or `hotel#2` the second time.
     pub fn place(&self) -> String {
@@ -79,6 +85,12 @@ pub enum Event {
         /// What.
         #[serde(flatten)]
         work: Work,
+        /// The task that has it, if it was there before: a person brought it back, or its node died. `None`: one that was made with this.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        task: Option<TaskId>,
+        /// How many nodes had died with that task by then.
+        #[serde(default, skip_serializing_if = "is_none")]
+        crashes: u32,
     },
     /// This is done.
     Done {
@@ -165,10 +177,15 @@ pub enum Event {
 }
 
 impl Event {
+    /// Some work is started, with a task that is made for it.
+    pub(crate) const fn started(work: Work) -> Self {
+        Self::Started { work, task: None, crashes: 0 }
+    }
+
     /// What it is about, if that is some work.
     pub fn work(&self) -> Option<&Work> {
         match self {
-            Self::Started { work }
+            Self::Started { work, .. }
             | Self::Done { work, .. }
             | Self::Failed { work, .. }
             | Self::Skipped { work, .. }

@@ -256,7 +256,7 @@ impl World {
         for work in self.works() {
             let wanted = self.state.wants(&work);
             assert_eq!(wanted, self.reference.wants(&work), "{work:?}: {:#?}", self.reference);
-            let again = Event::Started { work: work.clone() };
+            let again = Event::started(work.clone());
             let begins = || advance(&self.state, Some(again.clone()), self.now).is_ok();
             assert!(!wanted || self.state.is_awaited(&work) || begins(), "{work:?}: {:#?}", self.reference);
         }
@@ -309,7 +309,7 @@ impl World {
             Script::Unknown | Script::Hangs => vec![failed(false)],
             Script::Resolved => vec![failed(true), done(Some("ada"))],
             Script::Again if work.op == Op::Run => vec![failed(false), done(Some("ada"))],
-            Script::Again => vec![failed(false), Event::Started { work: work.clone() }],
+            Script::Again => vec![failed(false), Event::started(work.clone())],
             Script::Skipped => vec![failed(false), Event::Skipped { work: work.clone(), by: "ada".into() }],
         };
         if is_stopped && self.roll(2) == 0 {
@@ -322,7 +322,7 @@ impl World {
     fn say(&mut self, events: Vec<Event>) {
         for event in events {
             let came = self.tell(Some(&event));
-            if let (Event::Started { work }, true) = (&event, came) {
+            if let (Event::Started { work, .. }, true) = (&event, came) {
                 // Tried again, it is done.
                 self.tasks.retain(|(task, _)| task != work);
                 self.tell(Some(&Event::Done { work: work.clone(), output: json!(1), by: None }));
@@ -361,7 +361,7 @@ impl World {
             5..10 => Event::Forward { by: by() },
             10 => Event::Input { input: json!(2), by: by() },
             11..15 => Event::Done { work, output: json!(3), by: Some(by()) },
-            15..19 if self.state.wants(&work) => Event::Started { work },
+            15..19 if self.state.wants(&work) => Event::started(work),
             15..19 => return,
             _ => Event::Ended { state: SagaState::Killed, by: Some(by()) },
         };

@@ -39,7 +39,7 @@ impl Next {
     fn add(&mut self, event: Event, now: Timestamp) -> Result<(), Illegal> {
         self.state.apply(&event, now)?;
         match &event {
-            Event::Started { work } if self.state.has_task(work) => self.start.push(work.clone()),
+            Event::Started { work, .. } if self.state.has_task(work) => self.start.push(work.clone()),
             Event::Rollback { .. } => self.stop.extend(self.state.stoppable()),
             Event::Ended { state: SagaState::Killed, .. } => self.stop.extend(self.state.under_way()),
             Event::Skipped { work, .. } => self.stop.push(work.clone()),
@@ -120,7 +120,7 @@ fn go_on(state: &State) -> Option<Event> {
         return None; // a person decides whether it goes on
     }
     if let Some((_, (def, step))) = steps().find(|(i, (_, step))| step.run == Doing::Idle && state.is_ready(*i)) {
-        return Some(Event::Started { work: work(def, step, Op::Run) });
+        return Some(Event::started(work(def, step, Op::Run)));
     }
     let all_run = state.steps.iter().all(|step| step.run.is_over());
     let reserved = |(_, (def, step)): &(usize, (&StepDef, &StepState))| def.is_reserve() && step.run == Doing::Done;
@@ -130,7 +130,7 @@ fn go_on(state: &State) -> Option<Event> {
     if state.committed
         && let Some((_, (def, step))) = steps().find(|s| reserved(s) && s.1.1.confirm == Doing::Idle)
     {
-        return Some(Event::Started { work: work(def, step, Op::Confirm) });
+        return Some(Event::started(work(def, step, Op::Confirm)));
     }
     let confirmed = steps().all(|s| !reserved(&s) || s.1.1.confirm.is_over());
     (all_run && confirmed).then_some(Event::Ended { state: SagaState::Succeeded, by: None })
@@ -148,11 +148,11 @@ fn undo_next(state: &State) -> Option<Event> {
     if state.flow.definition.compensate_with.is_some() {
         let quiet = (0..state.steps.len()).all(|i| state.is_settled(i));
         let work = Work { step: None, op: Op::Undo, round: 1 };
-        return (quiet && state.whole == Doing::Idle).then_some(Event::Started { work });
+        return (quiet && state.whole == Doing::Idle).then_some(Event::started(work));
     }
     let i = startable_undo(state)?;
     let (def, step) = (state.flow.step(i)?, state.steps.get(i)?);
-    Some(Event::Started { work: Work { step: Some(def.name.clone()), op: Op::Undo, round: step.round } })
+    Some(Event::started(Work { step: Some(def.name.clone()), op: Op::Undo, round: step.round }))
 }
 
 fn undone_as(state: &State) -> SagaState {
@@ -218,11 +218,20 @@ impl State {
         let steps = || self.flow.steps().iter().zip(&self.steps).enumerate();
         let waits =
             steps().filter(|(_, (_, s))| s.run == Doing::Started).filter_map(|(_, (def, s))| waits_until(def, s));
-        let for_people = |i: usize| self.is_undecidable(i) || self.is_tried_again(i);
-        let bounded = !self.committed && !(0..self.steps.len()).any(for_people);
         let reserved =
             steps().filter(|(_, (_, s))| s.run == Doing::Done).filter_map(|(i, (_, s))| reserved_until(self, i, s));
-        waits.chain(reserved.chain(deadline(self)).filter(|_| bounded)).min()
+        waits.chain(reserved.chain(deadline(self)).filter(|_| self.is_bounded())).min()
+    }
+
+    /// When it goes back unless it is done by then.
+    pub(crate) fn deadline(&self) -> Option<Timestamp> {
+        deadline(self).filter(|_| self.ended.is_none() && self.back.is_none() && self.is_bounded())
+    }
+
+    /// Whether its time counts: not past its point of no return, nor while a person decides.
+    fn is_bounded(&self) -> bool {
+        let for_people = |i: usize| self.is_undecidable(i) || self.is_tried_again(i);
+        !self.committed && !(0..self.steps.len()).any(for_people)
     }
 
     fn has_task(&self, work: &Work) -> bool {

@@ -229,7 +229,7 @@ impl Reference {
         }
         match event {
             Event::Began | Event::Input { .. } => true,
-            Event::Started { work } => self.may_start(work),
+            Event::Started { work, .. } => self.may_start(work),
             Event::Done { work, by, .. } => self.may_be_done(work, by.is_some(), at),
             Event::Failed { work, .. } => self.how(work) == Open,
             Event::Skipped { work, .. } => self.how(work) == Open || self.how(work).has_failed(),
@@ -346,7 +346,7 @@ impl Reference {
         assert!(self.allows(event, at), "{event:?} at {at:?} may not be: {self:#?}");
         match event {
             Event::Began => (self.has_begun, self.timed_from) = (true, at),
-            Event::Started { work } => self.note_start(work, at),
+            Event::Started { work, .. } => self.note_start(work, at),
             Event::Done { work, .. } => self.note_done(work, at),
             Event::Failed { work, refused, .. } => {
                 let i = work.step.as_ref().map(|name| self.place(name));

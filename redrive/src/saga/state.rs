@@ -6,7 +6,9 @@
 //!
 //! *Invariants.* Nothing happens after the end. What is started was not done, and what is done was started. Nothing is undone
 //! that had no effect, and nothing once the saga is past its point of no return. An outcome that comes twice is
-//! [`Illegal::Known`]: whoever brings it has nothing more to do. A gap stays one, whatever comes after it.
+//! [`Illegal::Known`]: whoever brings it has nothing more to do. A gap stays one, whatever comes after it. What is tried again belongs to
+//! the task that was made or brought back for that, and what a node died with to who has it after that ([`Begun`]): that it failed for
+//! somebody who had it before does not matter any more.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::clock::Timestamp;
+use crate::id::TaskId;
 
 use super::definition::{Flow, StepDef, StepKind, Steps, UndoKind, WHOLE};
 use super::event::{Event, Op, SagaState, Why, Work};
@@ -52,6 +55,52 @@ impl Doing {
     }
 }
 
+/// Who would do some work: a task, after so many of its nodes have died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Doer {
+    pub(crate) task: TaskId,
+    pub(crate) crashes: u32,
+    /// The letter that it was, if it was brought back.
+    pub(crate) origin: Option<TaskId>,
+    /// How many events the saga had when it, or the letter that it was, was made.
+    pub(crate) made: Option<i64>,
+}
+
+/// Who has some work, since it was last started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Begun {
+    /// By which event that was.
+    seq: i64,
+    /// The task, if it was there before. Otherwise it was made with that event, and knows its number.
+    task: Option<TaskId>,
+    crashes: u32,
+}
+
+impl Begun {
+    /// Whether this task has it, whatever has become of its nodes.
+    pub(crate) fn is_of(self, task: TaskId, made: Option<i64>) -> bool {
+        self.task.map_or_else(|| self.is_with(made), |own| own == task)
+    }
+
+    /// Whether this is who has it: the task, and no node has died with it since.
+    pub(crate) fn is_by(self, doer: &Doer) -> bool {
+        let is_task =
+            self.task.map_or_else(|| self.is_with(doer.made) && doer.origin.is_none(), |own| own == doer.task);
+        is_task && self.crashes == doer.crashes
+    }
+
+    /// Whether this one may take it over: it is the same task after a crash, or was brought back from the letter that the task became.
+    pub(crate) fn passes_to(self, doer: &Doer) -> bool {
+        let is_letter = self.task.is_some() && self.task == doer.origin;
+        is_letter || (self.is_of(doer.task, doer.made) && !self.is_by(doer) && self.crashes <= doer.crashes)
+    }
+
+    /// Whether a task was made with this start, or later.
+    fn is_with(self, made: Option<i64>) -> bool {
+        made.is_none_or(|made| made >= self.seq)
+    }
+}
+
 /// How far a step is.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct StepState {
@@ -67,6 +116,8 @@ pub(crate) struct StepState {
     pub(crate) output: Option<Arc<Value>>,
     /// Its run was once given up without anybody knowing whether it had an effect: no later refusal says that there was none.
     in_doubt: bool,
+    /// Of its run, its undo and its confirmation.
+    begun: [Begun; 3],
 }
 
 impl StepState {
@@ -81,6 +132,7 @@ impl StepState {
             confirm: Doing::Idle,
             output: None,
             in_doubt: false,
+            begun: [Begun::default(); 3],
         }
     }
 
@@ -125,6 +177,7 @@ pub(crate) struct State {
     pub(crate) steps: Vec<StepState>,
     /// The one handler that undoes the whole.
     pub(crate) whole: Doing,
+    whole_begun: Begun,
     /// It only goes forward.
     pub(crate) committed: bool,
     pub(crate) back: Option<Back>,
@@ -173,6 +226,7 @@ impl State {
             input,
             steps,
             whole: Doing::Idle,
+            whole_begun: Begun::default(),
             committed: false,
             back: None,
             signals: Vec::new(),
@@ -200,7 +254,10 @@ impl State {
     fn apply_later(&mut self, event: &Event, at: Timestamp) -> Applied {
         match event {
             Event::Began => Err(Illegal::Known),
-            Event::Started { work } => self.started(work, at),
+            Event::Started { work, task, crashes } => {
+                let begun = Begun { seq: self.seq + 1, task: *task, crashes: *crashes };
+                self.started(work, begun, at)
+            }
             Event::Done { work, output, .. } => self.done(work, output, at),
             Event::Failed { work, refused, error } => self.failed(work, *refused, error),
             Event::Skipped { work, .. } => self.skipped(work),
@@ -243,7 +300,10 @@ impl State {
         self.flow.place(work.step.as_deref()?)
     }
 
-    fn started(&mut self, work: &Work, at: Timestamp) -> Applied {
+    fn started(&mut self, work: &Work, begun: Begun, at: Timestamp) -> Applied {
+        if begun.task.is_some() && self.at(work) == Some(&Doing::Started) {
+            return self.taken_over(work, begun);
+        }
         let startable = match (self.place(work), work.op) {
             (Some(i), Op::Run) => self.back.is_none() && self.is_ready(i),
             (Some(i), Op::Undo) => self.back.is_some() && self.steps.get(i).is_some_and(StepState::may_have_happened),
@@ -256,6 +316,7 @@ impl State {
             return Err(not(format!("{} cannot be started", work.place())));
         }
         *doing = Doing::Started;
+        *self.begun_mut(work) = begun;
         if let (Some(i), Op::Run) = (self.place(work), work.op) {
             self.starts += 1;
             let order = self.starts;
@@ -264,6 +325,28 @@ impl State {
             }
         }
         Ok(())
+    }
+
+    /// A task was given up and brought back before the saga has heard of that, or its node died: it goes on with another doer.
+    fn taken_over(&mut self, work: &Work, begun: Begun) -> Applied {
+        let before = self.begun_mut(work);
+        if (before.task, before.crashes) == (begun.task, begun.crashes) {
+            return Err(Illegal::Known);
+        }
+        *before = begun;
+        Ok(())
+    }
+
+    fn begun_mut(&mut self, work: &Work) -> &mut Begun {
+        let i = self.place(work);
+        let of_step = i.and_then(|i| self.steps.get_mut(i)?.begun.get_mut(work.op as usize));
+        of_step.unwrap_or(&mut self.whole_begun)
+    }
+
+    /// Who has some work, since it was last started.
+    pub(crate) fn begun(&self, work: &Work) -> Begun {
+        let of_step = self.place(work).and_then(|i| self.steps.get(i)?.begun.get(work.op as usize));
+        of_step.copied().unwrap_or(self.whole_begun)
     }
 
     fn done(&mut self, work: &Work, output: &Value, at: Timestamp) -> Applied {

@@ -60,16 +60,7 @@ impl Doing {
 impl SagaRecord {
     /// How its steps stand, in the order of the definition. Of a journal that makes no sense: as far as it does.
     pub fn steps(&self) -> Vec<StepView> {
-        let Ok(flow) = Flow::new(self.definition.clone()) else { return Vec::new() };
-        let mut state = State::new(Arc::new(flow), Arc::new(Value::Null));
-        let mut changed = HashMap::new();
-        for journaled in &self.journal {
-            if state.apply(&journaled.event, journaled.at).is_err() {
-                break;
-            }
-            let step = journaled.event.work().and_then(|work| work.step.as_deref());
-            step.into_iter().for_each(|step| _ = changed.insert(step, journaled.at));
-        }
+        let Some((state, changed)) = self.replayed() else { return Vec::new() };
         let view = |(name, step): (&String, &StepState)| StepView {
             changed_at: changed.get(name.as_str()).copied(),
             name: name.clone(),
@@ -82,5 +73,25 @@ impl SagaRecord {
             error: [Op::Undo, Op::Confirm, Op::Run].into_iter().find_map(|op| step.of(op).error()).cloned(),
         };
         self.definition.steps.iter().map(|def| &def.name).zip(&state.steps).map(view).collect()
+    }
+
+    /// When it goes back unless it is done by then. `None`: it has no deadline, or that does not count now.
+    pub fn deadline(&self) -> Option<Timestamp> {
+        self.replayed()?.0.deadline()
+    }
+
+    /// What has become of it, and when something last happened to each step.
+    fn replayed(&self) -> Option<(State, HashMap<&str, Timestamp>)> {
+        let flow = Flow::new(self.definition.clone()).ok()?;
+        let mut state = State::new(Arc::new(flow), Arc::new(Value::Null));
+        let mut changed = HashMap::new();
+        for journaled in &self.journal {
+            if state.apply(&journaled.event, journaled.at).is_err() {
+                break;
+            }
+            let step = journaled.event.work().and_then(|work| work.step.as_deref());
+            step.into_iter().for_each(|step| _ = changed.insert(step, journaled.at));
+        }
+        Some((state, changed))
     }
 }

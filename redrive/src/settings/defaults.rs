@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::new_task::default_policy;
 use crate::policy::Policy;
 use crate::retryable::{FirstTry, Persist, Retryable, policy_of};
 
 use super::{PolicyPatch, Settings};
 
 /// What holds for calls and tasks that do not say otherwise. Changed at run time.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Defaults {
     /// The policy.
     pub policy: Arc<Policy>,
@@ -25,6 +26,12 @@ struct Override {
     persist: Option<Persist>,
     /// A default policy, and the same with the patch: made once, shared by all tasks of the method.
     made: (Arc<Policy>, Arc<Policy>),
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        Self { policy: default_policy(), persist: Persist::default(), methods: BTreeMap::new() }
+    }
 }
 
 impl Defaults {
@@ -45,13 +52,19 @@ impl Defaults {
         }
     }
 
+    /// The policy of a call: its code's, below what the settings want otherwise for its method, below what its caller asks for.
+    pub(crate) fn policy_of<C: Retryable>(&self, call: &C) -> Policy {
+        call.asked_policy(self.adjusted(call.method(), policy_of(call, &self.policy)))
+    }
+
     /// When a call is written down, and what its first try needs of its policy.
     pub(crate) fn first_try<C: Retryable>(&self, call: &C) -> (Persist, FirstTry) {
         if !self.methods.contains_key(call.method()) {
-            return (call.persist().unwrap_or(self.persist), call.first_try(&self.policy));
+            let persist = call.asked_persist().or_else(|| call.persist()).unwrap_or(self.persist);
+            return (persist, call.first_try(&self.policy));
         }
-        let policy = self.adjusted(call.method(), policy_of(call, &self.policy));
-        (self.persist_for(call.method(), call.persist()), FirstTry::of(&policy))
+        let persist = call.asked_persist().unwrap_or_else(|| self.persist_for(call.method(), call.persist()));
+        (persist, FirstTry::of(&self.policy_of(call)))
     }
 
     /// When calls of this method are written down, if the call itself says `own`. The settings of the method win over it.
@@ -75,7 +88,9 @@ impl Defaults {
 
 impl From<&Settings> for Defaults {
     fn from(settings: &Settings) -> Self {
-        let policy = Arc::new(settings.defaults.over(Policy::default()));
+        // The built-in one is known by where it lies: tasks under it are cheaper to write.
+        let policy = settings.defaults.over(Policy::default());
+        let policy = if policy == Policy::default() { default_policy() } else { Arc::new(policy) };
         let methods = settings.methods.iter().filter(|(_, m)| !m.policy.is_empty() || m.persist.is_some());
         let methods = methods.map(|(method, m)| {
             let made = (policy.clone(), Arc::new(m.policy.over((*policy).clone())));
@@ -100,6 +115,13 @@ mod tests {
         assert!(Arc::ptr_eq(&defaults.policy_for("m"), &defaults.policy_for("m")));
         let policy = defaults.policy_for("m");
         assert_eq!((policy.max_attempts, policy.max_crashes), (Some(5), 1));
+    }
+
+    #[test]
+    fn without_settings_it_is_the_built_in_policy_itself() {
+        for defaults in [defaults(""), Defaults::default()] {
+            assert!(Arc::ptr_eq(&defaults.policy_for("m"), &default_policy()));
+        }
     }
 
     #[test]

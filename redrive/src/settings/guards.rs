@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::duration;
 use crate::error::Problems;
-use crate::guard::{Guard, RowValue};
+use crate::guard::{Guard, RowValue, SHORTEST_INTERVAL};
 
 use super::{DatabaseUrl, TargetSettings, join};
 
@@ -19,7 +19,7 @@ use super::{DatabaseUrl, TargetSettings, join};
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct GuardSettings {
-    /// How often each table is looked at. Default: 60 s.
+    /// How often each table is looked at, 1 s at the least. Default: 60 s.
     #[serde(with = "duration")]
     pub scan_interval: Duration,
     /// Which channel of `[notify]`, one of type mail, has the mail server. Default: the only one of that type.
@@ -43,6 +43,7 @@ impl GuardSettings {
     pub(super) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         duration::check(self.scan_interval, "scan_interval", &mut problems);
+        problems.require(self.scan_interval >= SHORTEST_INTERVAL, "scan_interval", || "must be at least 1s".into());
         problems
     }
 }
@@ -227,6 +228,17 @@ impl GuardedTableSettings {
     }
 }
 
+/// People and routes know a table by its service name: no two have the same.
+pub(super) fn check_names(guards: &BTreeMap<String, GuardedTableSettings>, all: &mut Problems) {
+    let mut known = BTreeMap::new();
+    for (section, guard) in guards {
+        if let Some(other) = known.insert(guard.service_name(section), section) {
+            let path = join(&join("guards", section), "service_name");
+            all.add(path, format!("is that of [{}], too", join("guards", other)));
+        }
+    }
+}
+
 /// A text or a whole number.
 fn row_value(json: &Value) -> RowValue {
     match json.as_i64() {
@@ -301,5 +313,21 @@ mod tests {
         let e = read("tabel = 'x'", &[]).unwrap_err().to_string();
         assert!(e.contains("tabel"), "{e}");
         assert!(read("success_value = 1.5", &[]).is_err(), "given twice, and not a value that a column of status has");
+    }
+
+    /// What the guards would refuse when they start.
+    #[test]
+    fn what_would_not_start_is_refused_before() {
+        let another = BILLS.replace("bills]", "refunds]");
+        let e = read(&format!("[guard]\nscan_interval = '999ms'\n{another}service_name = 'bills'"), &[]).unwrap_err();
+        let problems: Vec<_> = match &e {
+            crate::Error::Invalid(problems) => problems.iter().collect(),
+            e => panic!("{e}"),
+        };
+        assert_eq!(problems.len(), 2, "{e}");
+        assert!(problems[0].0.starts_with("guard.scan_interval") && problems[0].1.contains("1s"), "{e}");
+        assert!(problems[1].0.starts_with("guards.refunds.service_name"), "{e}");
+        assert!(problems[1].1.contains("[guards.bills]"), "{e}");
+        assert!(read(&format!("[guard]\nscan_interval = '1s'\n{another}"), &[]).is_ok());
     }
 }

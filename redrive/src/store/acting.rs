@@ -160,15 +160,23 @@ fn named(ids: &[TaskId]) -> &[TaskId] {
     ids.get(..NAMED).unwrap_or(ids)
 }
 
+/// What is said of a redrive, with the policy that letters are given instead of their own.
+pub(super) fn with_policy(mut said: Json, policy: Option<&Policy>) -> Json {
+    if let (Some(fields), Some(policy)) = (said.as_object_mut(), policy) {
+        fields.insert("policy".into(), json!(policy));
+    }
+    said
+}
+
 impl Record {
-    /// With the tasks that letters have become.
-    pub(super) fn of_redriven(&self, went: &IdMap<Redriven>) -> Self {
+    /// With the tasks that letters have become, and the policy that they were given instead of their own.
+    pub(super) fn of_redriven(&self, went: &IdMap<Redriven>, policy: Option<&Policy>) -> Self {
         let new = went.values().filter_map(|went| match went {
             Redriven::As(id) => Some(*id),
             Redriven::Twin(_) | Redriven::Gone => None,
         });
         let new: Vec<TaskId> = new.collect();
-        let after = json!({ "redriven": new.len(), "redriven_as": named(&new) });
+        let after = with_policy(json!({ "redriven": new.len(), "redriven_as": named(&new) }), policy);
         let entry = self.entry.clone();
         let before = entry.before.clone();
         Self { entry: entry.changed(before, after), id: self.id }

@@ -26,6 +26,7 @@ use crate::policy::Policy;
 use crate::task::{Status, StopRequest, Task};
 
 use super::Store;
+use super::acting::with_policy;
 use super::archive::EndedAs;
 use super::audit::{AuditEntry, check_by};
 use super::count::Count;
@@ -174,10 +175,16 @@ impl Bulk {
             format!("must be from 1 to {MOST_IN_BATCH}")
         });
         problems.require(self.per_second != Some(0), "per_second", || "must be at least 1".into());
-        if let BulkWhat::Dead(DeadAction::Redrive(Some(policy)), _) = &self.what {
-            policy.validate()?;
-        }
+        self.policy().map_or(Ok(()), Policy::validate)?;
         problems.into_result()
+    }
+
+    /// The policy that letters are given instead of their own.
+    fn policy(&self) -> Option<&Policy> {
+        match &self.what {
+            BulkWhat::Dead(DeadAction::Redrive(policy), _) => policy.as_deref(),
+            _ => None,
+        }
     }
 
     fn action(&self) -> &'static str {
@@ -288,6 +295,7 @@ impl Store {
     pub async fn begin_bulk(&self, bulk: Bulk, now: Timestamp) -> Result<BulkRun> {
         bulk.validate()?;
         let asked = json!({ "which": crate::task::storable(&bulk.shown(), 8_000), "per_second": bulk.per_second });
+        let asked = with_policy(asked, bulk.policy());
         let entry = AuditEntry::new(&bulk.by, bulk.action(), "many").changed(asked, None);
         let record = self.audit(&entry.noting(bulk.note.as_deref()), now).await?;
         let left = bulk.left();

@@ -22,11 +22,10 @@ const COMMON: [&str; 9] = [
 ];
 
 /// The columns of [`Rest`], and what they are in a task that has nothing there.
-const REST: [(&str, &str); 19] = [
+const REST: [(&str, &str); 18] = [
     ("attempt_count", "= 0"),
     ("crashes", "= 0"),
     ("postponements", "= 0"),
-    ("wakes", "= 0"),
     ("cancel_requested", "= 0"),
     ("dedup_for", "= 0"),
     ("updated_at", "= {t}created_at"),
@@ -50,7 +49,6 @@ struct Rest {
     attempts: u32,
     crashes: u32,
     postponements: u32,
-    wakes: u32,
     stop: i64,
     dedup_for: i64,
     updated_at: i64,
@@ -111,7 +109,6 @@ pub(super) fn read_claimed(
         attempts: rest.attempts,
         crashes: rest.crashes,
         postponements: rest.postponements,
-        wakes: rest.wakes,
         due: due.due,
         priority: due.priority,
         dedup_for: duration(rest.dedup_for),

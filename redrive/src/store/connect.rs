@@ -65,6 +65,12 @@ pub(super) fn insert_share(options: &StoreOptions) -> u32 {
     (options.max_connections / 4).max(1)
 }
 
+/// And how many are for everything else.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+fn other_share(options: &StoreOptions) -> u32 {
+    options.max_connections.saturating_sub(insert_share(options)).max(1)
+}
+
 #[cfg(feature = "postgres")]
 pub(super) fn postgres_options(
     url: &str,
@@ -93,10 +99,9 @@ pub(super) fn postgres_pools(url: &str, options: &StoreOptions) -> Result<Pair<s
     let (first, rest) = postgres_options(url).map_err(|e| database_error("reading the database URL", e))?;
     let pool =
         |n| PoolOptions::new().max_connections(n).acquire_timeout(options.connect_timeout).test_before_acquire(false);
-    let share = insert_share(options);
     Ok(Pair {
-        first: pool(share).connect_lazy_with(first),
-        rest: pool((options.max_connections - share).max(1)).connect_lazy_with(rest),
+        first: pool(insert_share(options)).connect_lazy_with(first),
+        rest: pool(other_share(options)).connect_lazy_with(rest),
     })
 }
 
@@ -118,12 +123,9 @@ pub(super) fn mysql_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx
             })
         })
     };
-    let share = insert_share(options);
-    Ok(Pair {
-        first: pool(share, "SET SESSION innodb_lock_wait_timeout = 1").connect_lazy_with(connect.clone()),
-        rest: pool((options.max_connections - share).max(1), "SET SESSION innodb_lock_wait_timeout = 10")
-            .connect_lazy_with(connect),
-    })
+    let first = pool(insert_share(options), "SET SESSION innodb_lock_wait_timeout = 1");
+    let rest = pool(other_share(options), "SET SESSION innodb_lock_wait_timeout = 10");
+    Ok(Pair { first: first.connect_lazy_with(connect.clone()), rest: rest.connect_lazy_with(connect) })
 }
 
 /// A pool for a database that is not ours.

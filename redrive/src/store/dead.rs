@@ -106,7 +106,7 @@ impl Store {
             let entries = letters.into_iter().filter_map(|letter| redriven(letter, by, &went)).collect::<Vec<_>>();
             close(c, tables.archive(now), &entries, now).await?;
             if let Some(record) = record.filter(|_| !entries.is_empty()) {
-                record.of_redriven(&went).write(c, now).await?;
+                record.of_redriven(&went, policy.as_deref()).write(c, now).await?;
             }
             if tried > 0 {
                 // An earlier try may have done it: its new tasks have our ids.
@@ -192,7 +192,6 @@ fn revive(letter: &DeadTask, id: TaskId, policy: Option<&Arc<Policy>>, by: &str,
         attempts: 0,
         crashes: 0,
         postponements: 0,
-        wakes: 0,
         due: now,
         created_at: now,
         updated_at: now,

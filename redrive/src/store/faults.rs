@@ -19,6 +19,8 @@ pub enum Fault {
     Delay(Duration),
     /// The connection is lost when it is to be committed: nothing is done.
     Disconnect,
+    /// Whoever wants it done panics, as drivers may.
+    Panic,
 }
 
 /// The faults to come. Clones share them. See [`StoreOptions::faults`](super::StoreOptions).
@@ -49,6 +51,7 @@ impl Faults {
     }
 
     /// Met before an operation; gives what is to be met after it.
+    #[expect(clippy::panic, reason = "a test asked for it")]
     pub(super) async fn before(&self, wanted: Use) -> sqlx::Result<Option<Fault>> {
         let met = {
             let mut planned = self.lock();
@@ -59,6 +62,7 @@ impl Faults {
         };
         match met {
             Some(Fault::FailBefore) => Err(lost()),
+            Some(Fault::Panic) => panic!("a fault on purpose"),
             Some(Fault::Delay(time)) => {
                 pause(time).await;
                 Ok(None)

@@ -27,6 +27,7 @@ use super::layout::Table;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{ALIKE, Listed, SAME, alike, joined, narrow};
+use super::settle_sql::Hold;
 
 /// A part of the scan index: one lane in one shard, from a time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,7 +149,7 @@ impl Store {
         }
         match failed {
             Some(e) if rows.is_empty() => Err(e),
-            _ => self.without_spent(rows, now).await,
+            _ => self.without_spent(rows, node, now).await,
         }
     }
 
@@ -183,13 +184,13 @@ impl Store {
                 Err(_) => break, // what we have is ours
             }
         }
-        self.without_spent(rows, now).await
+        self.without_spent(rows, node, now).await
     }
 
-    async fn without_spent(&self, rows: Vec<Task>, now: Timestamp) -> Result<Claimed> {
+    async fn without_spent(&self, rows: Vec<Task>, node: NodeNumber, now: Timestamp) -> Result<Claimed> {
         let (spent, tasks): (Vec<_>, Vec<_>) = rows.into_iter().partition(|task| spent(task, now).is_some());
         let n = spent.len();
-        let spent = self.expire(spent, now).await.unwrap_or_else(|e| {
+        let spent = self.expire(spent, Hold::Node(node), now).await.unwrap_or_else(|e| {
             // The others are ours and run. These are ours, too, until the sweep gives them back.
             tracing::error!(error = %e, tasks = n, "tasks whose time is up could not be ended; trying again later");
             Vec::new()

@@ -258,7 +258,7 @@ impl Store {
     async fn insert_part(&self, wanted: Use, batch: &mut Batch, part: &[usize], now: Timestamp) -> Result<()> {
         let doing = format!("enqueueing {}", describe(batch, part));
         let tables = self.make_room(&batch.ids(part)).await?;
-        let mut turn = self.turn().await?;
+        let mut turn = self.turn(now).await?;
         let mut rest = part.to_vec();
         while !rest.is_empty() {
             let tasks: Vec<&Task> = rest.iter().filter_map(|i| batch.task(*i)).collect();
@@ -458,20 +458,24 @@ async fn insert_postgres(
         let written = c.execute(query(format!("{with} {insert}")).bind_all(values)).await?;
         return if written == 0 && turn.is_some() { Err(turn::taken()) } else { Ok(IdSet::default()) };
     }
-    let mut selects = Vec::new();
-    for (i, insert) in inserts.iter().enumerate() {
-        with.push(format!("written_{i} AS ({insert} RETURNING id)"));
-        selects.push(format!("SELECT id FROM written_{i}"));
-    }
-    selects.extend(turn.map(|_| "SELECT id FROM turn".to_owned()));
-    let sql = format!("WITH {} {}", with.join(", "), selects.join(" UNION ALL "));
-    let rows = c.rows(query(sql).bind_all(values)).await?;
-    let written: sqlx::Result<IdSet> = rows.iter().map(|row| Ok(TaskId::from_i64(row.int()?))).collect();
-    let written = written?;
-    if turn.is_some() && !written.contains(&TaskId::from_i64(0)) {
+    with.extend(inserts.iter().enumerate().map(|(i, insert)| format!("written_{i} AS ({insert})")));
+    let telling = telling(!keys.is_empty(), turn.is_some());
+    let rows = c.rows(query(format!("WITH {} {telling}", with.join(", "))).bind_all(values)).await?;
+    let told = rows.iter().map(|row| Ok(TaskId::from_i64(row.int()?))).collect::<sqlx::Result<IdSet>>()?;
+    if turn.is_some() && !told.contains(&TaskId::from_i64(0)) {
         return Err(turn::taken());
     }
-    Ok(keys.iter().map(|(_, id)| *id).filter(|id| !written.contains(id)).collect())
+    Ok(keys.iter().map(|(_, id)| *id).filter(|id| !told.contains(id)).collect())
+}
+
+/// A task is written if its key was taken: that, and whether it was our turn, is all that the database has to tell.
+fn telling(keyed: bool, in_turn: bool) -> &'static str {
+    match (keyed, in_turn) {
+        (true, true) => "SELECT task_id FROM taken UNION ALL SELECT id FROM turn",
+        (true, false) => "SELECT task_id FROM taken",
+        (false, true) => "SELECT id FROM turn",
+        (false, false) => "SELECT 1 WHERE FALSE",
+    }
 }
 
 /// Tasks that follow from the end of another, inside its transaction. One that exists already is left as it is.

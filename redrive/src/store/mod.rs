@@ -72,8 +72,9 @@ mod url;
 mod wake;
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, RwLock, Weak};
 
+use crate::callback::Methods;
 use crate::clock::Timestamp;
 use crate::crypt::Keyring;
 use crate::error::Result;
@@ -135,7 +136,7 @@ use turn::Turns;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Store(Arc<Inner>);
+pub struct Store(Arc<Inner>, Option<Weak<dyn Methods>>);
 
 #[derive(Debug)]
 struct Inner {
@@ -191,7 +192,12 @@ impl Store {
 
     fn with(pools: Pools, slot: i64, known: Known) -> Self {
         let (ids, turns) = (IdMaker::new(slot, known.monthly.clone()), Turns::new(slot));
-        Self(Arc::new(Inner { pools, ids, turns, known, claimed_at: AtomicI64::new(0) }))
+        Self(Arc::new(Inner { pools, ids, turns, known, claimed_at: AtomicI64::new(0) }), None)
+    }
+
+    /// The same store, for one who knows methods: callbacks are calls of theirs.
+    pub(crate) fn knowing(self, methods: Weak<dyn Methods>) -> Self {
+        Self(self.0, Some(methods))
     }
 
     /// The time, as the database sees it.

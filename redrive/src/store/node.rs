@@ -123,19 +123,6 @@ impl Store {
         })
     }
 
-    /// Publishes what a node handles now.
-    pub async fn publish_methods(&self, node: NodeNumber, methods: &[String]) -> Result<()> {
-        let methods = serde_json::to_string(methods).unwrap_or_default();
-        let doing = format!("publishing the methods of node {node}");
-        retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
-            c.execute(
-                query("UPDATE redrive_node SET methods = ? WHERE number = ? AND dead = 0").bind(&*methods).bind(node),
-            )
-            .await
-        })
-        .map(|_| ())
-    }
-
     /// Says that a node is on its way out: others take over its shards while it finishes what it has.
     pub async fn announce_leave(&self, node: NodeNumber) -> Result<()> {
         let doing = format!("announcing that node {node} leaves");
@@ -187,14 +174,6 @@ impl Store {
             row.map(|row| row.int()).transpose()?.ok_or(sqlx::Error::RowNotFound)
         })
         .map(|name| format!("{name:016x}"))
-    }
-
-    /// Forgets a fenced node that holds nothing any more. Its number is not used again.
-    pub async fn forget_node(&self, node: NodeNumber) -> Result<bool> {
-        let doing = format!("forgetting node {node}");
-        retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
-            Ok(c.execute(query("DELETE FROM redrive_node WHERE number = ? AND dead = 1").bind(node)).await? == 1)
-        })
     }
 }
 

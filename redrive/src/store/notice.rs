@@ -295,13 +295,6 @@ impl Store {
             .await)
     }
 
-    /// Whether there is anything that people are to be told of.
-    pub async fn has_notices(&self) -> Result<bool> {
-        retrying!(self.pools(), Use::Read, Scope::Statement, "looking for notices", |c, _| {
-            Ok(c.row(query("SELECT 1 FROM redrive_notice LIMIT 1")).await?.is_some())
-        })
-    }
-
     /// What people are still to be told of, the oldest tasks first.
     pub async fn notices(&self, limit: u32) -> Result<Vec<Notice>> {
         self.read_notices("1 = 1", Vec::new(), limit).await

@@ -2,13 +2,14 @@
 //!
 //! What is read is ended by the claim that finds it. The rest is found by a walk through the tables in the order of the ids, a little at a
 //! time: an index of deadlines would be one more that every task pays for. It is ended as it lies, pending, by a compare-and-set: whoever
-//! else claims or ends it first has it, and nobody holds it meanwhile.
+//! else claims or ends it first has it, and nobody holds it meanwhile. Whom a person has given more time since it was read stays
+//! ([`settle`](super::settle)); what the database refuses is passed over, and found again by the next walk.
 
 use std::collections::HashMap;
 
 use crate::clock::Timestamp;
 use crate::error::Result;
-use crate::id::TaskId;
+use crate::id::{IdSet, TaskId};
 use crate::settle::{give_up, spent};
 use crate::task::Task;
 
@@ -18,7 +19,8 @@ use super::layout::Table;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{column_list, read_task};
-use super::settle::{Settle, Settled};
+use super::settle::Settle;
+use super::settle_sql::Hold;
 
 /// Rows of a table that are looked at in one round.
 const ROUND: i64 = 50_000;
@@ -41,7 +43,7 @@ impl Store {
             });
             let (mut tasks, last) = self.learn_from(looked).await?;
             tasks.retain(|task| spent(task, now).is_some());
-            ended.extend(self.expire(tasks, now).await?);
+            ended.extend(self.expire(tasks, Hold::Nobody, now).await?);
             match last {
                 Some(last) => walk.0.insert(table, last),
                 None => walk.0.remove(&table),
@@ -50,16 +52,13 @@ impl Store {
         Ok(ended)
     }
 
-    /// Ends tasks whose time is up; gives those that were still what they are said to be.
-    pub(super) async fn expire(&self, tasks: Vec<Task>, now: Timestamp) -> Result<Vec<Task>> {
+    /// Ends tasks whose time is up, all held alike; gives those that were still what they are said to be.
+    pub(super) async fn expire(&self, tasks: Vec<Task>, hold: Hold, now: Timestamp) -> Result<Vec<Task>> {
         let end = |task: &Task| Some(Settle::new(task.clone(), give_up(task, spent(task, now)?)));
         let ends: Vec<Settle> = tasks.iter().filter_map(end).collect();
-        if ends.is_empty() {
-            return Ok(Vec::new());
-        }
-        let settled = self.settle(&ends, now).await?;
-        let ended = tasks.into_iter().zip(settled).filter(|(_, settled)| *settled != Settled::Lost);
-        Ok(ended.map(|(task, _)| task).collect())
+        let went = self.settle_what_can_be(ends, hold, now).await?;
+        let ended: IdSet = went.into_iter().map(|(task, _)| task.id).collect();
+        Ok(tasks.into_iter().filter(|task| ended.contains(&task.id)).collect())
     }
 }
 

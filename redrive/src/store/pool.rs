@@ -23,7 +23,7 @@ use super::connect::{insert_share, is_memory};
 use super::db::{Connection, Dialect, Tx, database_error, each, fault};
 use super::faults::{Fault as Planned, Faults, lost};
 use super::layout::Layout;
-use super::retry::{LONGEST_TRY, Lease, Scope, Tries, within};
+use super::retry::{Lease, Scope, Tries, within};
 use super::url::Url;
 
 /// Connections to a database that is not ours: its own users need them more.
@@ -33,12 +33,16 @@ const BUSINESS_CONNECTIONS: u32 = 4;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct StoreOptions {
-    /// Connections to the database at the most. Default: 16.
+    /// Connections to the database at the most; fewer than 2 count as 2. On a server an engine has up to 2 more, for its
+    /// beat alone, and on PostgreSQL one that listens for wake-ups. Default: 16.
     pub max_connections: u32,
     /// How long to wait for a connection. Default: 5 s.
     pub connect_timeout: Duration,
     /// How long to go on trying when the database fails for a passing reason. Default: 10 s.
     pub retry_for: Duration,
+    /// How long a server may take to answer. Then the connection is taken for lost: a network that drops packets says
+    /// nothing either. What was asked for may still happen, as after any lost answer. Default: 60 s.
+    pub answer_timeout: Duration,
     /// Most bytes of a task's params. Default: 1 MiB.
     pub max_params: usize,
     /// The keys for params that are encrypted. Default: none.
@@ -57,6 +61,7 @@ impl Default for StoreOptions {
             max_connections: 16,
             connect_timeout: Duration::from_secs(5),
             retry_for: Duration::from_secs(10),
+            answer_timeout: Duration::from_secs(60),
             max_params: crate::task::limits::PARAMS,
             keyring: None,
             faults: None,
@@ -65,6 +70,9 @@ impl Default for StoreOptions {
         }
     }
 }
+
+/// How long somebody else's change of the tables is waited for at the least.
+const SCHEMA_CHANGE: Duration = Duration::from_secs(60);
 
 /// What a connection is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -341,9 +349,9 @@ impl Pools {
             lease.in_transaction = true;
             let begin = if self.dialect() == Dialect::Sqlite { "BEGIN IMMEDIATE" } else { "START TRANSACTION" };
             let begun =
-                within(self.longest_try(wanted), async { lease.connection()?.script(begin.into()).await }).await;
+                within(self.answer_timeout(wanted), async { lease.connection()?.script(begin.into()).await }).await;
             match begun {
-                None => return Err(lease.give_up()),
+                None => return Err(lease.give_up(self.options.answer_timeout)),
                 Some(Err(e)) => {
                     lease.in_transaction = false;
                     return self.give_back(lease, wanted, Err(e)).await;
@@ -357,8 +365,8 @@ impl Pools {
     /// Ends what was done on a connection, and keeps it for the next.
     pub(crate) async fn give_back<T>(&self, mut lease: Lease, wanted: Use, result: sqlx::Result<T>) -> sqlx::Result<T> {
         let result = if lease.fault == Some(Planned::Disconnect) { Err(lost()) } else { result };
-        let Some(result) = within(self.longest_try(wanted), lease.end(result)).await else {
-            return Err(lease.give_up());
+        let Some(result) = within(self.answer_timeout(wanted), lease.end(result)).await else {
+            return Err(lease.give_up(self.options.answer_timeout));
         };
         if lease.in_transaction {
             return result; // dropping it discards it
@@ -381,17 +389,19 @@ impl Pools {
         may.then_some(if first { &self.kept_first } else { &self.kept_rest })
     }
 
-    /// How long a try may take. Changes of tables may take long, others' tables are as slow as they are, and SQLite is not behind a network.
-    pub(crate) fn longest_try(&self, wanted: Use) -> Option<Duration> {
+    /// How long an answer may take. Changes of tables may take long, others' tables are as slow as they are, and SQLite is not behind a network.
+    pub(crate) fn answer_timeout(&self, wanted: Use) -> Option<Duration> {
         let any_time = wanted == Use::Schema || self.business.is_some() || self.dialect() == Dialect::Sqlite;
-        (!any_time).then_some(LONGEST_TRY)
+        (!any_time).then_some(self.options.answer_timeout)
     }
 
     pub(crate) fn tries(&self, wanted: Use) -> Tries {
         // A caller that wants no waiting for locks halves its batch instead. SQLite locks the whole file: halves
         // would wait just the same.
         let patient = wanted != Use::Insert || self.dialect() == Dialect::Sqlite;
-        Tries { count: 0, since: Stopwatch::start(), limit: self.options.retry_for, patient }
+        // Nodes that start together wait for the one that changes the tables.
+        let limit = if wanted == Use::Schema { SCHEMA_CHANGE } else { Duration::ZERO };
+        Tries { count: 0, since: Stopwatch::start(), limit: self.options.retry_for.max(limit), patient }
     }
 
     /// `None`: it failed for a passing reason and may be tried again now.

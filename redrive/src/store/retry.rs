@@ -18,9 +18,6 @@ pub(crate) enum Scope {
     Transaction,
 }
 
-/// How long one try may take. Then its connection is taken for lost: a network that drops packets says nothing either. What was asked for may still
-/// happen, as after any lost answer.
-pub(crate) const LONGEST_TRY: Duration = Duration::from_secs(60);
 /// How long a connection has to show that it can be used again.
 const LONGEST_ROLLBACK: Duration = Duration::from_secs(5);
 
@@ -47,10 +44,10 @@ impl Lease {
     }
 
     /// It does not answer any more: nobody is to use it again.
-    pub(crate) fn give_up(&mut self) -> sqlx::Error {
+    pub(crate) fn give_up(&mut self, waited: Duration) -> sqlx::Error {
         self.in_transaction = false;
         self.pooled.take().into_iter().for_each(Pooled::discard);
-        let why = format!("the database has not answered for {} s", LONGEST_TRY.as_secs());
+        let why = format!("the database has not answered for {waited:?}");
         sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, why))
     }
 
@@ -132,12 +129,12 @@ macro_rules! retrying {
                         Err(e) => Some(Err(e)),
                         Ok(mut connection) => {
                             let $c = &mut connection;
-                            $crate::store::retry::within(pools.longest_try(wanted), async { $body }).await
+                            $crate::store::retry::within(pools.answer_timeout(wanted), async { $body }).await
                         }
                     };
                     match result {
                         Some(result) => pools.give_back(lease, wanted, result).await,
-                        None => Err(lease.give_up()),
+                        None => Err(lease.give_up(pools.options().answer_timeout)),
                     }
                 }
             };

@@ -15,8 +15,8 @@ use crate::task::{Business, Lane, LastError, NodeNumber, Status, StopRequest, Ta
 
 use super::db::{Columns, Connection, Dialect, Query, Row, Value, query};
 
-/// The columns that are read, in the order of [`read_task`]; `shard` and `backoff_strategy` follow from the others.
-pub(super) const COLUMNS: [&str; 35] = [
+/// The columns that are read, in the order of [`read_task`]; `shard` and `backoff_strategy` follow from the others, and `wakes` is not used.
+pub(super) const COLUMNS: [&str; 34] = [
     "id",
     "lane",
     "method_name",
@@ -32,7 +32,6 @@ pub(super) const COLUMNS: [&str; 35] = [
     "attempt_count",
     "crashes",
     "postponements",
-    "wakes",
     "next_retry_time",
     "priority",
     "dedup_for",
@@ -57,6 +56,11 @@ pub(super) const COLUMNS: [&str; 35] = [
 /// `t.id, t.lane, …`
 pub(super) fn column_list(prefix: &str) -> String {
     COLUMNS.map(|c| format!("{prefix}{c}")).join(", ")
+}
+
+/// The same with empty params.
+pub(super) fn columns_without_params() -> String {
+    COLUMNS.map(|c| if c == "params_json" { "''" } else { c }).join(", ")
 }
 
 /// A column as it is written.
@@ -94,7 +98,7 @@ impl Group {
             }
             Self::Owner => task.version != 0 || task.locked_by.is_some() || task.status == Status::Running,
             Self::Rest => {
-                let counted = task.crashes > 0 || task.postponements > 0 || task.wakes > 0 || task.priority != 0;
+                let counted = task.crashes > 0 || task.postponements > 0 || task.priority != 0;
                 let known = task.traceparent.is_some() || task.created_by.is_some() || task.updated_by.is_some();
                 let marked = task.stop != StopRequest::None || task.notified_at.is_some() || task.origin_id.is_some();
                 counted || known || marked || !task.dedup_for.is_zero()
@@ -104,7 +108,7 @@ impl Group {
 }
 
 /// Everything that is written of a task.
-const WRITTEN: [Column; 37] = {
+const WRITTEN: [Column; 36] = {
     use Group::{Always, Business, Errors, Owner, Policy, Rest};
     const fn column(name: &'static str, group: Group, value: for<'t> fn(&'t Task) -> Value<'t>) -> Column {
         Column { name, group, value }
@@ -138,7 +142,6 @@ const WRITTEN: [Column; 37] = {
         column("locked_at", Owner, |t| t.locked_at.map_or(0, Timestamp::as_millis).into()),
         column("crashes", Rest, |t| t.crashes.into()),
         column("postponements", Rest, |t| t.postponements.into()),
-        column("wakes", Rest, |t| t.wakes.into()),
         column("priority", Rest, |t| i64::from(t.priority).into()),
         column("dedup_for", Rest, |t| millis(t.dedup_for).into()),
         column("cancel_requested", Rest, |t| (t.stop as i64).into()),
@@ -212,8 +215,7 @@ pub(super) fn read_columns(c: &mut Columns<'_>) -> sqlx::Result<Task> {
     let business = read_business(c)?;
     let status = if c.int()? == 1 { Status::Running } else { Status::Pending };
     let policy = read_policy(id, c.opt_text()?, c.opt_int()?, c.opt_int()?, c.opt_int()?)?;
-    let (attempts, crashes, postponements, wakes) =
-        (narrow(c.int()?)?, narrow(c.int()?)?, narrow(c.int()?)?, narrow(c.int()?)?);
+    let (attempts, crashes, postponements) = (narrow(c.int()?)?, narrow(c.int()?)?, narrow(c.int()?)?);
     let due = Timestamp::from_millis(c.int()?);
     let priority = narrow(c.int()?)?;
     let dedup_for = duration(c.int()?);
@@ -237,7 +239,6 @@ pub(super) fn read_columns(c: &mut Columns<'_>) -> sqlx::Result<Task> {
         attempts,
         crashes,
         postponements,
-        wakes,
         due,
         priority,
         dedup_for,

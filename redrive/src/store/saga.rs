@@ -114,7 +114,7 @@ pub struct SagaSummary {
     pub created_at: Timestamp,
     /// Since when it has been in its state.
     pub since: Timestamp,
-    /// When it goes on by itself, if it waits for a time.
+    /// When it goes on by itself, if it waits for a time; or its deadline, if that comes first.
     pub look_at: Option<Timestamp>,
 }
 

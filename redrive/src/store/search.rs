@@ -25,7 +25,7 @@ use super::dead::{DeadTask, read_dead};
 use super::layout::{Ids, Table};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
-use super::row::{column_list, read_task};
+use super::row::{column_list, columns_without_params, read_task};
 use super::task::{TaskFilter, created};
 
 /// Rows of a table that one look goes over at the most.
@@ -209,6 +209,11 @@ impl TaskFilter {
         all
     }
 
+    /// What is read of each.
+    fn columns(&self) -> String {
+        if self.without_params { columns_without_params() } else { column_list("") }
+    }
+
     fn check(&self) -> Result<()> {
         let texts = [&self.method, &self.key, &self.business_type, &self.business_id, &self.error_kind];
         texts.into_iter().chain([&self.error_contains]).try_for_each(|text| no_nul(text.as_deref()))?;
@@ -371,7 +376,7 @@ macro_rules! goes_on {
 impl Store {
     /// Looks for tasks, newest first: at a bounded number of rows.
     pub async fn search(&self, filter: &TaskFilter, limit: u32) -> Result<Found<Task>> {
-        self.search_as(filter, &column_list(""), limit, read_task).await
+        self.search_as(filter, &filter.columns(), limit, read_task).await
     }
 
     async fn search_as<T>(
@@ -412,7 +417,7 @@ impl Store {
 
     /// Looks for dead letters, newest first: at a bounded number of rows.
     pub async fn search_dead(&self, filter: &DeadFilter, limit: u32) -> Result<Found<DeadTask>> {
-        let select = format!("{}, {}", column_list(""), super::dead::COLUMNS);
+        let select = format!("{}, {}", filter.task.columns(), super::dead::COLUMNS);
         self.search_dead_as(filter, &select, limit, read_dead).await
     }
 
@@ -443,7 +448,7 @@ impl Store {
         filter.task.check()?;
         let tables = self.tables();
         let wanted = filter.wanted(self.dialect(), tables.ids());
-        let select = format!("{}, {}", column_list(""), super::archive::COLUMNS.join(", "));
+        let select = format!("{}, {}", filter.task.columns(), super::archive::COLUMNS.join(", "));
         let mut pages = Vec::new();
         for archive in tables.all_archives() {
             let page =

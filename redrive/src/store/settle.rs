@@ -7,18 +7,22 @@
 //! whose commit was not heard of is recognised by (version + 1, our number).
 //!
 //! *Failure.* "Not ours any more" is [`Settled::Lost`], row by row. A task that a person wants stopped does not go back
-//! to wait: the update finds `cancel_requested` set, and the task is settled as that wish says.
+//! to wait: the update finds `cancel_requested` set, and the task is settled as that wish says. One that is to be given up because of
+//! its limits is not if a person has given it others meanwhile: its policy is read under the lock under which it would leave, and if it is
+//! another, it is decided anew. One settle is several transactions: if it fails, some of them may have been written, which
+//! whoever repeats it says ([`Settle::again`]).
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::callback::{ENVELOPE, callback, without_large};
-use crate::clock::Timestamp;
-use crate::error::Result;
+use crate::clock::{Stopwatch, Timestamp};
+use crate::error::{Error, Fault, Result};
 use crate::id::{IdMap, IdSet, TaskId};
 use crate::new_task::{Maker, NewTask};
-use crate::settle::{Change, Outcome, To, settle};
+use crate::policy::Policy;
+use crate::settle::{Change, Outcome, To, random, reconsider, settle};
 use crate::task::{NodeNumber, Status, Task};
 
 use super::Store;
@@ -32,7 +36,8 @@ use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::row::{Listed, column_list, joined_on, read_task};
 use super::settle_sql::{
-    Held, Hold, delete_ids, delete_once, moved_already, put_back_already, put_back_once, survivors, write_where_they_go,
+    Held, Hold, delete_ids, delete_once, moved_already, other_policies, put_back_already, put_back_once, survivors,
+    write_where_they_go,
 };
 
 /// A task and what is to become of it.
@@ -46,6 +51,8 @@ pub struct Settle {
     pub follow_ups: Vec<NewTask>,
     /// If it is done: keep it in the archive, with this result (JSON).
     pub keep: Option<Kept>,
+    /// Whether it may have been written before: it was settled with others, and that failed. Then what was written by us is not [`Lost`](Settled::Lost).
+    pub again: bool,
     /// What the audit is to say of it, if a person wants it. Written if it leaves.
     pub(super) record: Option<Box<Record>>,
 }
@@ -68,12 +75,24 @@ impl Settle {
         let task = task.into();
         let follow_ups = callback(&task, &change, result.as_deref());
         let keep = (change.to == To::Done && task.policy.keep).then_some(Kept { result });
-        Self { task, change, follow_ups, keep, record: None }
+        Self { task, change, follow_ups, keep, again: false, record: None }
+    }
+
+    /// What becomes of the task under another policy, if anything does.
+    fn under(&self, policy: Arc<Policy>, now: Timestamp) -> Option<Self> {
+        let task = Task { policy, ..(*self.task).clone() };
+        let change = reconsider(&task, &self.change, now, random(&task))?;
+        Some(Self { again: self.again, ..Self::new(task, change) })
     }
 
     /// Whether the row just goes: nothing is written elsewhere.
     fn only_goes(&self) -> bool {
-        self.change.to == To::Done && self.keep.is_none() && self.follow_ups.is_empty()
+        self.leaves_no_trace() && self.follow_ups.is_empty()
+    }
+
+    /// Whether the task is in no table any more.
+    pub(super) fn leaves_no_trace(&self) -> bool {
+        self.change.to == To::Done && self.keep.is_none()
     }
 
     /// How much of it is sent to the database, about.
@@ -126,6 +145,8 @@ pub enum Settled {
 
 /// How far ahead of the time tasks may be claimed, and clocks differ, and more.
 const AHEAD: Duration = Duration::from_secs(60);
+/// How long a sweep looks for what the database refuses.
+const LONGEST_APART: Duration = Duration::from_secs(5);
 
 /// The condition on `x` for a running task whose node is not alive.
 pub(super) const ORPHANED: &str =
@@ -179,10 +200,8 @@ impl Store {
         let (mut rescued, mut failed) = (Vec::new(), None);
         for (node, settles) in by_node {
             // What cannot be taken back from one node must not keep the others' from it.
-            match self.settle_held(&settles.iter().collect::<Vec<_>>(), Hold::Fenced(node), now).await {
-                Ok(went) => {
-                    rescued.extend(settles.into_iter().filter_map(|s| went.get(&s.task.id).map(|to| (s.task, *to))));
-                }
+            match self.settle_what_can_be(settles, Hold::Fenced(node), now).await {
+                Ok(went) => rescued.extend(went),
                 Err(e) => {
                     tracing::warn!(error = %e, %node, "tasks of a dead node could not be taken back; trying again at the next sweep");
                     failed = Some(e);
@@ -236,7 +255,67 @@ impl Store {
         Ok(went)
     }
 
+    /// The same for sweeps, which come again: what the database refuses by itself does not keep the others from being settled. It counts as
+    /// lost.
+    pub(super) async fn settle_what_can_be(
+        &self,
+        mut settles: Vec<Settle>,
+        hold: Hold,
+        now: Timestamp,
+    ) -> Result<Vec<(Arc<Task>, To)>> {
+        let went = match self.settle_held(&settles.iter().collect::<Vec<_>>(), hold, now).await {
+            Err(e) if !self.is_away(&e) => {
+                settles.iter_mut().for_each(|s| s.again = true); // some of them may have been written
+                self.settle_apart(&settles, hold, now).await?
+            }
+            together => together?,
+        };
+        Ok(settles.into_iter().filter_map(|s| went.get(&s.task.id).map(|to| (s.task, *to))).collect())
+    }
+
+    /// Whether nothing can be written now, whatever it is. A lock is somebody's on one row, but on SQLite, where it is on all.
+    pub(crate) fn is_away(&self, e: &Error) -> bool {
+        let one_row = e.fault() == Some(Fault::Busy) && self.dialect() != Dialect::Sqlite;
+        e.is_transient() && !one_row
+    }
+
+    /// Halves what cannot be written together, until what is refused is alone. However many of them somebody holds, others wait for us:
+    /// the next sweep finds what there was no time for.
+    async fn settle_apart(&self, settles: &[Settle], hold: Hold, now: Timestamp) -> Result<IdMap<To>> {
+        let (mut went, mut parts) = (IdMap::default(), VecDeque::from([settles]));
+        let since = Stopwatch::start();
+        while let Some(part) = parts.pop_front().filter(|_| since.elapsed() < LONGEST_APART) {
+            match self.settle_held(&part.iter().collect::<Vec<_>>(), hold, now).await {
+                Ok(to) => went.extend(to),
+                Err(e) if self.is_away(&e) && went.is_empty() => return Err(e),
+                Err(e) if self.is_away(&e) => break,
+                Err(e) => match part {
+                    [s] if e.fault() == Some(Fault::Busy) => {
+                        tracing::info!(task = %s.task.id, "somebody holds a task; trying again later");
+                    }
+                    [s] => {
+                        tracing::error!(task = %s.task.id, error = %e, "the database refuses what is to become of a task; trying again later");
+                    }
+                    _ => parts.extend(<[_; 2]>::from(part.split_at(part.len() / 2))),
+                },
+            }
+        }
+        Ok(went)
+    }
+
     async fn settle_in(&self, hold: Held, settles: &[&Settle], now: Timestamp) -> Result<IdMap<To>> {
+        let (mut went, mut anew) = self.settle_once(hold, settles, now).await?;
+        // Each time round, a policy was changed since it was read last.
+        while !anew.is_empty() {
+            let (also, more) = self.settle_once(hold, &anew.iter().collect::<Vec<_>>(), now).await?;
+            went.extend(also);
+            anew = more;
+        }
+        Ok(went)
+    }
+
+    /// Gives where tasks went, and what is decided anew.
+    async fn settle_once(&self, hold: Held, settles: &[&Settle], now: Timestamp) -> Result<(IdMap<To>, Vec<Settle>)> {
         let (waiting, ending): (Vec<&Settle>, Vec<&Settle>) = settles.iter().partition(|s| !s.change.to.is_final());
         let (going, leaving): (Vec<&Settle>, Vec<&Settle>) = ending.into_iter().partition(|s| s.only_goes());
         let mut went = IdMap::default();
@@ -250,10 +329,12 @@ impl Store {
             stopped = self.wanted_stopped(&lost, hold).await?;
         }
         let leaving: Vec<&Settle> = leaving.into_iter().chain(&stopped).collect();
-        if !leaving.is_empty() {
-            went.extend(self.move_out(&leaving, hold, now).await?);
+        if leaving.is_empty() {
+            return Ok((went, Vec::new()));
         }
-        Ok(went)
+        let (left, anew) = self.move_out(&leaving, hold, now).await?;
+        went.extend(left);
+        Ok((went, anew))
     }
 
     /// Tasks that are done and leave no trace but, perhaps, a key that outlives them.
@@ -266,14 +347,12 @@ impl Store {
         };
         let scope = if alone { Scope::Statement } else { Scope::Transaction };
         let doing = describe("finishing", settles);
-        retrying!(self.pools(), Use::Write, scope, doing, |c, tried| {
+        retrying!(self.pools(), hold.patience(), scope, doing, |c, tried| {
             let mut gone = delete_once(c, settles, hold, &keys, now).await?;
-            if tried > 0 {
-                // Gone already: by our earlier try, whose answer was lost. There is nothing more to do in any case.
-                let ids: Vec<TaskId> = settles.iter().map(|s| s.task.id).collect();
-                let there = super::task::existing_ids(c, hold.table, &ids).await?;
-                gone.extend(ids.into_iter().filter(|id| !there.contains(id)));
-            }
+            // Gone already: by our earlier try, whose answer was lost. There is nothing more to do in any case.
+            let ids: Vec<TaskId> = unsure(settles, tried).iter().map(|s| s.task.id).collect();
+            let there = super::task::existing_ids(c, hold.table, &ids).await?;
+            gone.extend(ids.into_iter().filter(|id| !there.contains(id)));
             Ok(gone)
         })
     }
@@ -287,12 +366,13 @@ impl Store {
         // MySQL has to look which they were, before others can change them; notices are written with them.
         let alone = self.dialect() != Dialect::MySql && telling.is_empty();
         let scope = if alone { Scope::Statement } else { Scope::Transaction };
-        let back = retrying!(self.pools(), Use::Write, scope, doing, |c, tried| {
+        let back = retrying!(self.pools(), hold.patience(), scope, doing, |c, tried| {
             let mut back = put_back_once(c, settles, &after, hold, now).await?;
             let telling: Vec<_> = telling.iter().copied().filter(|(task, _)| back.contains(&task.id)).collect();
             notice::write(c, hold.table, &telling, now).await?;
-            if back.len() < settles.len() && tried > 0 {
-                back.extend(put_back_already(c, settles, hold).await?);
+            let unsure = unsure(settles, tried);
+            if back.len() < settles.len() && !unsure.is_empty() {
+                back.extend(put_back_already(c, &unsure, hold).await?);
             }
             Ok(back)
         })?;
@@ -318,13 +398,17 @@ impl Store {
         Ok(settles.iter().filter_map(stopped).collect())
     }
 
-    /// Tasks that leave for the dead letters or the archive, with their follow-ups.
-    async fn move_out(&self, settles: &[&Settle], hold: Held, now: Timestamp) -> Result<IdMap<To>> {
+    /// Tasks that leave for the dead letters or the archive, with their follow-ups. Those stay whose limits are others by now; gives what
+    /// is to become of them instead.
+    async fn move_out(&self, settles: &[&Settle], hold: Held, now: Timestamp) -> Result<(IdMap<To>, Vec<Settle>)> {
         let doing = describe("moving out", settles);
         let (follow_ups, tables) = self.follow_up_tasks(settles, now).await?;
-        retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, tried| {
+        retrying!(self.pools(), hold.patience(), Scope::Transaction, &doing, |c, tried| {
             let ours = survivors(c, settles, hold, true).await?;
-            let leaving: Vec<&Settle> = settles.iter().copied().filter(|s| ours.contains_key(&s.task.id)).collect();
+            let ours: Vec<&Settle> = settles.iter().copied().filter(|s| ours.contains_key(&s.task.id)).collect();
+            let edited = other_policies(c, hold.table, &ours).await?;
+            let (staying, leaving): (Vec<&Settle>, Vec<&Settle>) =
+                ours.into_iter().partition(|s| edited.contains_key(&s.task.id));
             let gone: IdSet = leaving.iter().map(|s| s.task.id).collect();
             let told = notice::write_leaving(c, hold.table, &leaving, now).await?;
             write_where_they_go(c, &tables, &leaving, &told, now).await?;
@@ -337,10 +421,9 @@ impl Store {
                 }
             }
             let mut went: IdMap<To> = leaving.iter().map(|s| (s.task.id, s.change.to)).collect();
-            if tried > 0 {
-                went.extend(moved_already(c, &tables, settles).await?);
-            }
-            Ok(went)
+            went.extend(moved_already(c, hold.table, &tables, &unsure(settles, tried)).await?);
+            let anew = staying.iter().filter_map(|s| s.under(edited.get(&s.task.id)?.clone(), now));
+            Ok((went, anew.collect()))
         })
     }
 
@@ -362,13 +445,17 @@ impl Store {
 }
 
 impl Store {
-    /// A callback tells of params, or of a result, that may be as large as params may be. One that is larger still is made without them: a
-    /// task's end must not fail because of how it is told.
+    /// A callback tells of params, or of a result, that may be as large as params may be. One that is larger still, or that cannot be written as its
+    /// method wants it, is made without them: a task's end must not fail because of how it is told.
     fn follow_up(&self, new: &NewTask, of: TaskId, now: Timestamp) -> Result<Task> {
         let maker = self.maker();
         let maker = Maker { max_params: maker.max_params + ENVELOPE, ..maker };
-        new.clone().into_task(&maker, now).or_else(|e| {
-            tracing::error!(task = %of, method = %new.method, error = %e, "a callback is told without the result or the params, which are too large");
+        let called = match (&new.policy, self.1.as_ref().and_then(Weak::upgrade)) {
+            (None, Some(methods)) => methods.called(new.clone()),
+            _ => new.clone(), // redrive's own, or nobody here knows it
+        };
+        called.into_task(&maker, now).or_else(|e| {
+            tracing::error!(task = %of, method = %new.method, error = %e, "a callback is told without the result or the params");
             without_large(new.clone()).into_task(&maker, now)
         })
     }
@@ -392,6 +479,11 @@ pub(super) async fn read_running(
     let table = joined_on(c.dialect(), table, "t.id = s.id");
     let sql = format!("SELECT {} FROM {} {table} WHERE t.status = 1", column_list("t."), s.source);
     c.rows(s.bind_to(query(sql))).await?.iter().map(read_task).collect()
+}
+
+/// Those that may have been written before.
+fn unsure<'s>(settles: &[&'s Settle], tried: u32) -> Vec<&'s Settle> {
+    settles.iter().copied().filter(|s| tried > 0 || s.again).collect()
 }
 
 fn describe(verb: &str, settles: &[&Settle]) -> String {

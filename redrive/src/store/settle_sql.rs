@@ -4,10 +4,11 @@
 //! written once; PostgreSQL says which rows it deleted, the others are asked before, under a lock, or after.
 
 use std::fmt::Display;
+use std::sync::Arc;
 
 use crate::clock::Timestamp;
 use crate::id::{IdMap, IdSet, TaskId};
-use crate::policy::OnExhausted;
+use crate::policy::{OnExhausted, Policy};
 use crate::seeded;
 use crate::settle::{DeadReason, To};
 use crate::task::{KeyHash, NodeNumber, StopRequest, Task};
@@ -16,11 +17,13 @@ use super::archive::{self, EndedAs};
 use super::db::{Connection, Dialect, Query, Value, query};
 use super::key::Keys;
 use super::layout::{Table, Tables};
+use super::pool::Use;
 use super::row::{
-    ALIKE, Listed, alike, insert_rows, joined, joined_on, locked, stop_request, stored_history, write_task,
-    written_columns,
+    ALIKE, Listed, alike, insert_rows, joined, joined_on, locked, read_policy, stop_request, stored_history,
+    write_task, written_columns,
 };
 use super::settle::Settle;
+use super::task::{ended_ids, existing_ids};
 
 /// Who must hold a task for a change to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,6 +67,14 @@ pub(super) struct Held {
 }
 
 impl Held {
+    /// Whether a lock is waited for: not by who takes back what dead nodes held, for that comes again, and others wait for it.
+    pub(super) fn patience(self) -> Use {
+        match self.by {
+            Hold::Fenced(_) => Use::Insert,
+            Hold::Node(_) | Hold::Nobody => Use::Write,
+        }
+    }
+
     pub(super) fn condition(self) -> &'static str {
         self.by.condition()
     }
@@ -209,23 +220,8 @@ pub(super) fn put_back_query<'q>(
         "error_time",
         "history",
     ];
-    let row = |(s, t): (&&Settle, &'q Task)| {
-        let error = t.last_error.as_ref();
-        vec![
-            t.id.into(),
-            s.task.version.into(),
-            t.due.into(),
-            t.attempts.into(),
-            t.crashes.into(),
-            t.postponements.into(),
-            t.first_failed_at.into(),
-            error.map(|e| e.kind.as_str()).into(),
-            error.map(|e| &*e.message).into(),
-            error.map(|e| e.at).into(),
-            stored_history(t).into(),
-        ]
-    };
-    let s = Listed::new(dialect, &columns, settles.iter().zip(after).map(row).collect());
+    let rows = settles.iter().zip(after).map(|(settle, after)| put_back_values(settle, after)).collect();
+    let s = Listed::new(dialect, &columns, rows);
     let set = [
         "status = 0",
         "version = t.version + 1",
@@ -252,6 +248,24 @@ pub(super) fn put_back_query<'q>(
     hold.bind_to(s.bind_to(query(sql).bind(now)))
 }
 
+/// The columns of one row that is put back.
+fn put_back_values<'q>(settle: &Settle, after: &'q Task) -> Vec<Value<'q>> {
+    let error = after.last_error.as_ref();
+    vec![
+        after.id.into(),
+        settle.task.version.into(),
+        after.due.into(),
+        after.attempts.into(),
+        after.crashes.into(),
+        after.postponements.into(),
+        after.first_failed_at.into(),
+        error.map(|e| e.kind.as_str()).into(),
+        error.map(|e| &*e.message).into(),
+        error.map(|e| e.at).into(),
+        stored_history(after).into(),
+    ]
+}
+
 /// Which of these wait again by our hand: the next version, with our number still on it.
 pub(super) async fn put_back_already(c: &mut Connection<'_>, settles: &[&Settle], hold: Held) -> sqlx::Result<IdSet> {
     let (Hold::Node(node) | Hold::Fenced(node)) = hold.by else {
@@ -270,15 +284,45 @@ pub(super) async fn put_back_already(c: &mut Connection<'_>, settles: &[&Settle]
     ids(&c.rows(s.bind_to(query(sql)).bind(node).bind(node)).await?)
 }
 
-/// Which of these are among the dead letters or in the archive.
+/// Which of these are among the dead letters or in the archive, or, if they leave no trace, not in their table any more.
 pub(super) async fn moved_already(
     c: &mut Connection<'_>,
+    table: Table,
     tables: &Tables,
     settles: &[&Settle],
 ) -> sqlx::Result<IdMap<To>> {
-    let ids: Vec<TaskId> = settles.iter().map(|s| s.task.id).collect();
-    let moved = super::task::ended_ids(c, tables, &ids).await?;
-    Ok(settles.iter().filter(|s| moved.contains(&s.task.id)).map(|s| (s.task.id, s.change.to)).collect())
+    let (traceless, kept): (Vec<&Settle>, Vec<&Settle>) = settles.iter().partition(|s| s.leaves_no_trace());
+    let ids = |settles: &[&Settle]| settles.iter().map(|s| s.task.id).collect::<Vec<TaskId>>();
+    let there = existing_ids(c, table, &ids(&traceless)).await?;
+    let ended = ended_ids(c, tables, &ids(&kept)).await?;
+    let gone = traceless.into_iter().filter(|s| !there.contains(&s.task.id));
+    let moved = kept.into_iter().filter(|s| ended.contains(&s.task.id));
+    Ok(gone.chain(moved).map(|s| (s.task.id, s.change.to)).collect())
+}
+
+/// The policies of those that are to be given up because of their limits, if they are others than when that was decided. Their rows are locked.
+pub(super) async fn other_policies(
+    c: &mut Connection<'_>,
+    table: Table,
+    settles: &[&Settle],
+) -> sqlx::Result<IdMap<Arc<Policy>>> {
+    let known: IdMap<&Policy> =
+        settles.iter().filter(|s| s.change.is_by_limits()).map(|s| (s.task.id, &*s.task.policy)).collect();
+    if known.is_empty() {
+        return Ok(IdMap::default());
+    }
+    let s = Listed::new(c.dialect(), &["id"], known.keys().map(|id| vec![(*id).into()]).collect());
+    let table = joined_on(c.dialect(), table, "t.id = s.id");
+    let columns = "t.id, t.policy, t.max_attempts, t.max_retry_duration, t.deadline";
+    let sql = format!("SELECT {columns} FROM {} {table}", s.source);
+    let rows = c.rows(s.bind_to(query(sql))).await?;
+    let read = |row: &super::db::Row| {
+        let mut c = row.columns();
+        let id = TaskId::from_i64(c.int()?);
+        Ok((id, read_policy(id, c.opt_text()?, c.opt_int()?, c.opt_int()?, c.opt_int()?)?))
+    };
+    let stored: IdMap<Arc<Policy>> = rows.iter().map(read).collect::<sqlx::Result<_>>()?;
+    Ok(stored.into_iter().filter(|(id, policy)| known.get(id).is_some_and(|known| **known != **policy)).collect())
 }
 
 /// `told`: of which of them people were told since they were claimed, and when.

@@ -1,7 +1,9 @@
 //! Looking at tasks, and what people do to them.
 //!
-//! A pending task is changed by compare-and-set on its version. On a running one only columns outside the fence are
-//! touched: a wish to stop it, its policy. Its owner sees them when it settles.
+//! What ends a pending task, or claims it, is a compare-and-set on its version. What people change of a task that stays does not move the
+//! version, so no owner loses it by that: a wish to stop, which is left on a running task; its policy, in either state; and when
+//! it is due, while it is pending, which is part of the claim's condition. Whoever settles reads the wish and, before the task is
+//! given up, the policy under the row's lock.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -52,6 +54,8 @@ pub struct TaskFilter {
     pub created_before: Option<Timestamp>,
     /// The page after this one: the last id of the page before.
     pub after: Option<TaskId>,
+    /// Their params are not read, and empty: for lists that do not show them, as params may be large.
+    pub without_params: bool,
 }
 
 /// What a request to stop a task did.
@@ -194,7 +198,8 @@ impl Store {
         }
     }
 
-    /// Gives a task another policy. If it is running, it counts from the next attempt on. A saga still hears how its step ends.
+    /// Gives a task another policy. If it is running, it counts from the next attempt on, and for whether there is one. A saga still hears
+    /// how its step ends.
     pub async fn edit_policy(&self, id: TaskId, policy: &Arc<Policy>, by: Option<&str>, now: Timestamp) -> Result<()> {
         self.change_policy(id, policy, by, None, now).await
     }
@@ -219,23 +224,6 @@ impl Store {
             Ok(done)
         })?;
         if done == 1 { Ok(()) } else { Err(not_found(id)) }
-    }
-
-    /// Notes that people were told that these tasks keep failing.
-    pub async fn mark_notified(&self, ids: &[TaskId], now: Timestamp) -> Result<()> {
-        let tables = self.tables_for(ids).await?;
-        let sorted = tables.sort(ids.iter().copied(), |id| *id).into_iter();
-        let sorted = sorted.map(|(table, ids)| (table.to_string(), ids));
-        for (table, ids) in sorted.chain([("retry_dead".to_owned(), ids.to_vec())]) {
-            retrying!(self.pools(), Use::Write, Scope::Statement, "noting sent notices", |c, _| {
-                for id in &ids {
-                    let sql = format!("UPDATE {table} SET notified_at = ? WHERE id = ? AND notified_at IS NULL");
-                    c.execute(query(sql).bind(now).bind(*id)).await?;
-                }
-                Ok(())
-            })?;
-        }
-        Ok(())
     }
 }
 

@@ -1,9 +1,11 @@
 //! Wake-ups between processes: "there is something due", on PostgreSQL by LISTEN and NOTIFY.
 //!
-//! Sent once per batch and after it: inside the inserting transaction a NOTIFY makes every commit wait for every other. A
-//! wake-up that is lost costs nothing but time: the scan finds everything. The other databases have none.
+//! Sent after a batch, and apart from it: inside the inserting transaction a NOTIFY makes every commit wait for every other, and
+//! by itself it is a commit of its own, which need not wait for the disk. It says who sends it, so that nobody is woken by themselves. A wake-up that is lost costs
+//! nothing but time: the scan finds everything. The other databases have none.
 
 use crate::error::Result;
+use crate::task::NodeNumber;
 
 use super::Store;
 use super::db::{Dialect, database_error, query};
@@ -21,13 +23,16 @@ pub(crate) struct Listener {
 const CHANNEL: &str = "'redrive_' || md5(current_schema())";
 
 impl Store {
-    /// Tells other processes that something is due.
-    pub(crate) async fn wake_others(&self) -> Result<()> {
+    /// Tells other nodes that something is due.
+    pub(crate) async fn wake_others(&self, me: NodeNumber) -> Result<()> {
         if self.dialect() != Dialect::Postgres {
             return Ok(());
         }
         retrying!(self.pools(), Use::Write, Scope::Statement, "waking other nodes", |c, _| {
-            c.rows(query(format!("SELECT CAST(pg_notify({CHANNEL}, '') AS TEXT)"))).await.map(|_| ())
+            // Nothing depends on its durability: it commits without waiting for the disk, which the flushes need.
+            let at_once = "set_config('synchronous_commit', 'off', TRUE)";
+            let sql = format!("SELECT {at_once}, CAST(pg_notify({CHANNEL}, ?) AS TEXT)");
+            c.rows(query(sql).bind(me.to_string())).await.map(|_| ())
         })
     }
 
@@ -41,7 +46,11 @@ impl Store {
                 Ok(row.map(|row| row.columns().text().map(str::to_owned)).transpose()?.unwrap_or_default())
             })?;
             let failed = |e| database_error(doing, e);
-            let mut postgres = sqlx::postgres::PgListener::connect_with(pool).await.map_err(failed)?;
+            // It keeps its connection for good, so it has one beside those that are shared.
+            let own = sqlx::pool::PoolOptions::new().max_connections(1).acquire_timeout(self.options().connect_timeout);
+            let own = own.connect_lazy_with((*pool.connect_options()).clone());
+            let mut postgres = sqlx::postgres::PgListener::connect_with(&own).await.map_err(failed)?;
+            postgres.eager_reconnect(false);
             postgres.listen(&channel).await.map_err(failed)?;
             return Ok(Some(Listener { postgres }));
         }
@@ -50,12 +59,25 @@ impl Store {
 }
 
 impl Listener {
-    /// Waits for the next wake-up.
-    pub(crate) async fn next(&mut self) -> Result<()> {
+    /// Waits for the next wake-up that is not our own. After an error one has to listen anew: there may be another host by then.
+    pub(crate) async fn next(&mut self, me: impl Fn() -> NodeNumber) -> Result<()> {
         #[cfg(feature = "postgres")]
-        {
-            self.postgres.recv().await.map_err(|e| database_error("listening for wake-ups", e))?;
+        loop {
+            let heard = self.postgres.try_recv().await.and_then(|heard| heard.ok_or_else(lost));
+            let heard = heard.map_err(|e| database_error("listening for wake-ups", e))?;
+            if heard.payload() != me().to_string() {
+                return Ok(());
+            }
         }
-        Ok(())
+        #[cfg(not(feature = "postgres"))]
+        {
+            _ = me;
+            std::future::pending().await
+        }
     }
+}
+
+#[cfg(feature = "postgres")]
+fn lost() -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::ConnectionReset, "the connection is lost"))
 }

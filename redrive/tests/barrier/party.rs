@@ -4,7 +4,7 @@ use redrive::barrier::{self, BarrierKey, Entered, Op};
 use serde_json::{Value as Json, json};
 use sqlx::Row as _;
 
-use crate::harness::{Db, Kind, Raw};
+use crate::harness::{Db, Kind, Raw, moment};
 
 /// What the barrier said, without the entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,7 +108,7 @@ pub async fn beside(db: &Db, op: Op) -> tokio::task::JoinHandle<Said> {
 async fn until_it_waits(db: &Db, session: i64) {
     let mut raw = Raw::connect(db).await;
     while !waits(&mut raw, session).await {
-        tokio::task::yield_now().await;
+        moment().await;
     }
 }
 

@@ -1,5 +1,7 @@
 //! The last good value.
 
+use std::sync::Arc;
+
 use redrive::resilience::{BreakerError, LastGood, Rejected, Served};
 
 use super::*;
@@ -51,4 +53,19 @@ fn beyond_its_capacity_the_longest_ago_good_one_goes() {
     }
     let kept: Vec<_> = (1..=5).filter(|key| values.get(key).is_some()).collect();
     assert_eq!(kept, [1, 4, 5]);
+}
+
+#[test]
+fn what_is_too_old_to_be_given_out_is_let_go() {
+    let clock = Clock::manual(START);
+    let values = LastGood::new().clock(clock.clone()).max_age(secs(60));
+    let (old, young) = (Arc::new(1), Arc::new(2));
+    values.keep("old", old.clone());
+    values.keep("renewed", old.clone());
+    clock.advance(secs(60));
+    values.keep("renewed", young.clone());
+    assert_eq!((Arc::strong_count(&old), Arc::strong_count(&young)), (2, 2), "an old one may still be given out");
+    clock.advance(ms(1));
+    values.keep("another", Arc::new(3));
+    assert_eq!((Arc::strong_count(&old), Arc::strong_count(&young)), (1, 2));
 }

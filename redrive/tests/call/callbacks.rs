@@ -8,7 +8,7 @@ use redrive::{
 };
 use tokio::sync::mpsc;
 
-use crate::harness::{Db, NOW, add, claim_all, claimed, end, later, new, node, slices, stores, timeout};
+use crate::harness::{Db, NOW, add, claim_all, claimed, end, later, moment, new, node, slices, stores, timeout};
 use crate::pay::{Answer, Pay, Receipt, Shop, deferred, pay, quick, slow};
 
 stores!(
@@ -18,6 +18,7 @@ stores!(
     source_2_what_ends_without_an_attempt_calls_back_too,
     on_success_is_called_after_a_first_try_too,
     every_final_failure_calls_back,
+    a_callback_is_a_call_of_its_method,
     a_first_try_that_is_rejected_does_not_call_back,
     a_failure_by_a_process_without_the_code_calls_back,
     a_task_that_is_cancelled_while_it_runs_calls_back,
@@ -117,6 +118,43 @@ async fn on_success_is_called_after_a_first_try_too(db: Db) {
     }
 }
 
+/// A callback that has a policy of its own.
+#[redrive::retryable(name = "owned_refund", max_attempts = 3, timeout = "7s", priority = 5)]
+async fn owned_refund(_told: FinalFailure) -> Result<(), std::fmt::Error> {
+    Ok(())
+}
+
+/// However the task ends: by an attempt, by hand, in a first try; and the settings hold for it, too.
+async fn a_callback_is_a_call_of_its_method(db: Db) {
+    let settings = "[methods.owned_refund]\nmax_crashes = 9\n[methods.refund]\nmax_attempts = 2";
+    let settings = redrive::Settings::parse(settings, [].into_iter()).unwrap();
+    let shop = Shop::with(&db, vec![Answer::Timeout; 4], |builder| builder.settings(settings)).await;
+    shop.redrive.pause("owned_refund", None).await.unwrap();
+    let calling = |method: &'static str, policy: Policy| Policy { on_final_failure: Some(method.into()), ..policy };
+    let once = Policy { max_attempts: Some(1), ..Policy::default() };
+    _ = shop.redrive.call(pay(1).policy(calling("owned_refund", once.clone()))).await.unwrap_err();
+    _ = shop.redrive.call(pay(2).persist(Persist::Always).policy(calling("owned_refund", once.clone()))).await;
+    let waiting = deferred(shop.redrive.call(pay(3).policy(calling("owned_refund", slow()))).await);
+    shop.redrive.fail(waiting).await.unwrap();
+    _ = shop.redrive.call(pay(4).policy(calling("refund", once))).await.unwrap_err(); // nobody here handles it
+    let told = loop {
+        let told = db.store.list(&Default::default(), 10).await.unwrap();
+        if told.len() == 4 {
+            break told;
+        }
+        moment().await;
+    };
+    let (owned, others): (Vec<_>, Vec<_>) = told.into_iter().partition(|task| task.method == "owned_refund");
+    assert_eq!(owned.len(), 3);
+    for task in &owned {
+        let policy = &task.policy;
+        assert_eq!((policy.max_attempts, policy.max_crashes, task.priority), (Some(3), 9, 5));
+        assert_eq!(policy.timeout, Some(Duration::from_secs(7)));
+    }
+    assert_eq!(others[0].policy.max_attempts, Some(2));
+    shop.close().await;
+}
+
 async fn every_final_failure_calls_back(db: Db) {
     let (shop, mut called) = open(&db, vec![Answer::Timeout; 4]).await;
     let slow = || calling_back(slow());
@@ -178,7 +216,7 @@ async fn a_success_is_kept_if_asked(db: Db) {
         if kept.len() == 2 {
             break kept;
         }
-        tokio::task::yield_now().await;
+        moment().await;
     };
     for entry in kept {
         assert_eq!((entry.ended_as, entry.result.as_deref()), (EndedAs::Done, Some(r#"{"code":200}"#)));

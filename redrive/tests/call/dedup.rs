@@ -2,7 +2,7 @@
 
 use redrive::{CallError, NewTask, OnDuplicate, Policy};
 
-use crate::harness::{Db, stores};
+use crate::harness::{Db, moment, stores};
 use crate::pay::{Answer, Shop, deferred, pay, slow};
 
 stores!(
@@ -57,7 +57,7 @@ async fn source_2_a_task_that_has_ended_frees_its_key(db: Db) {
     let shop = Shop::open(&db, [Answer::Timeout, Answer::Code(200), Answer::Timeout]).await;
     let first = deferred(shop.redrive.call(pay(1)).await);
     while db.count("retry_task").await > 0 {
-        tokio::task::yield_now().await;
+        moment().await;
     }
     let second = deferred(shop.redrive.call(pay(1).policy(slow())).await);
     assert_ne!(first, second);

@@ -6,7 +6,7 @@ use std::task::{Context, Waker};
 
 use redrive::Persist;
 
-use crate::harness::{Db, stores};
+use crate::harness::{Db, moment, stores};
 use crate::pay::{Answer, Shop, pay, slow};
 
 stores!(
@@ -38,7 +38,7 @@ async fn dropped_at_each_await_under_retry_only_it_is_written_down_or_not_at_all
         let tried = shop.tries.try_recv().is_ok();
         // The try failed, so it is being written down whether the caller is there or not.
         while tried && db.count("retry_task").await == before {
-            tokio::task::yield_now().await;
+            moment().await;
         }
         assert!(tried || !ended);
         shop.close().await;
@@ -55,7 +55,7 @@ async fn dropped_at_each_await_under_always_it_is_made_good(db: Db) {
             shop.next_try().await; // by the caller, or by the engine later
         }
         while db.count("retry_task").await > 0 {
-            tokio::task::yield_now().await;
+            moment().await;
         }
         shop.close().await;
     }

@@ -11,7 +11,7 @@ use redrive::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::harness::Db;
+use crate::harness::{Db, moment};
 
 /// What the channel answers.
 #[derive(Clone, Debug)]
@@ -199,7 +199,7 @@ impl Shop {
     /// Waits until all outcomes are written, and stops.
     pub async fn close(self) {
         while self.redrive.stats().running > 0 {
-            tokio::task::yield_now().await;
+            moment().await;
         }
         self.redrive.stop().await;
     }

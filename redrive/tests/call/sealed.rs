@@ -4,7 +4,7 @@ use redrive::testing::task;
 use redrive::{Context, Engine, Keyring, NewTask, Store, Verdict};
 use tokio::sync::mpsc;
 
-use crate::harness::{Db, options, stores};
+use crate::harness::{Db, moment, options, stores};
 use crate::pay::config;
 
 stores!(
@@ -80,7 +80,7 @@ async fn a_missing_key_is_named_and_the_row_left_alone(db: Db) {
             if task.postponements > postponed {
                 break task;
             }
-            tokio::task::yield_now().await;
+            moment().await;
         };
         let error = after.last_error.unwrap();
         assert!(error.kind.as_str() == "sealed" && error.message.contains("\"a\""), "{error:?}");
@@ -104,7 +104,7 @@ async fn what_is_wrong_with_encrypted_params_does_not_tell_them(db: Db) {
         if let Some(letter) = store.get_dead(id).await.unwrap() {
             break letter;
         }
-        tokio::task::yield_now().await;
+        moment().await;
     };
     engine.stop().await;
     let said = letter.task.last_error.unwrap().message;

@@ -2,15 +2,18 @@
 
 use std::time::Duration;
 
-use redrive::{Backoff, CallError, DeadReason, Failure, Jitter, NewTask, Outcome, Policy, Timestamp, To, settle};
+use redrive::{
+    Backoff, CallError, Cause, DeadReason, Failure, Jitter, NewTask, Outcome, Persist, Policy, Timestamp, To, settle,
+};
 
-use crate::harness::{Db, NOW, claim_all, node, stores};
+use crate::harness::{Db, NOW, claim_all, moment, node, stores};
 use crate::pay::{Answer, Shop, deferred, pay, quick, slow};
 
 stores!(
     source_2_stops_at_max_attempts,
     source_2_stops_after_max_retry_duration_since_creation,
     source_2_stops_at_the_deadline,
+    a_call_that_comes_too_late_is_not_tried,
     source_2_stops_when_it_is_failed_by_hand,
     source_2_stops_when_it_is_cancelled_by_hand,
     source_2_any_one_condition_is_enough,
@@ -27,7 +30,7 @@ async fn reason(db: &Db) -> DeadReason {
         if let [dead] = &*db.store.dead(&Default::default(), 10).await.unwrap() {
             return dead.reason;
         }
-        tokio::task::yield_now().await;
+        moment().await;
     }
 }
 
@@ -38,6 +41,35 @@ async fn source_2_stops_at_max_attempts(db: Db) {
         assert_eq!(shop.next_try().await.attempt, attempt);
     }
     assert_eq!(reason(&db).await, DeadReason::Exhausted);
+    shop.close().await;
+}
+
+async fn a_call_that_comes_too_late_is_not_tried(db: Db) {
+    let mut shop = Shop::open(&db, []).await;
+    let policy = || Policy { deadline: Some(Timestamp::from_millis(1)), ..slow() };
+    for (order, persist) in [(1, Persist::Never), (2, Persist::Manual)] {
+        let called = shop.redrive.call(pay(order).persist(persist).policy(policy())).await;
+        let late = matches!(called, Err(CallError::Exhausted { task_id: None, cause: Cause::Expired(_) }));
+        assert!(late, "{called:?}");
+    }
+    let mut ids = Vec::new();
+    for (order, persist) in [(3, Persist::RetryOnly), (4, Persist::OnFailure), (5, Persist::Always)] {
+        let called = shop.redrive.call(pay(order).persist(persist).policy(policy())).await;
+        let Err(CallError::Exhausted { task_id: Some(id), cause: Cause::Expired(_) }) = called else {
+            panic!("{called:?}")
+        };
+        ids.push(id);
+    }
+    for id in ids {
+        let letter = loop {
+            if let Some(letter) = db.store.get_dead(id).await.unwrap() {
+                break letter;
+            }
+            moment().await;
+        };
+        assert_eq!((letter.reason, letter.task.attempts), (DeadReason::Expired, 0));
+    }
+    assert!(shop.tries.try_recv().is_err(), "nothing was tried");
     shop.close().await;
 }
 

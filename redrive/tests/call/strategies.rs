@@ -21,6 +21,7 @@ stores!(
     source_2_manual_writes_only_what_it_is_told_to,
     source_2_never_retries_in_memory_and_writes_nothing,
     never_gives_up_as_its_policy_says,
+    never_snoozes_no_longer_than_its_policy_says,
     always_does_not_run_beside_a_living_twin,
     a_first_try_that_exhausts_is_a_dead_letter,
     a_panic_and_a_timeout_of_the_first_try_are_failures,
@@ -156,6 +157,14 @@ async fn never_gives_up_as_its_policy_says(db: Db) {
     shop.answer(Answer::Declined);
     let called = shop.redrive.call(pay(1).persist(Persist::Never)).await;
     assert!(matches!(called, Err(CallError::Rejected { .. })), "{called:?}");
+    shop.close().await;
+}
+
+async fn never_snoozes_no_longer_than_its_policy_says(db: Db) {
+    let shop = Shop::open(&db, vec![Answer::Say(Word::Snooze); 1_000]).await;
+    let policy = Policy { max_duration: Some(Duration::from_millis(50)), ..Policy::default() };
+    let called = shop.redrive.call(pay(1).persist(Persist::Never).policy(policy)).await;
+    assert!(matches!(called, Err(CallError::Exhausted { task_id: None, .. })), "{called:?}");
     shop.close().await;
 }
 

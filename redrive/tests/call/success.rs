@@ -2,7 +2,7 @@
 
 use redrive::{CallError, Cause, DeadReason, Policy};
 
-use crate::harness::{Db, stores};
+use crate::harness::{Db, moment, stores};
 use crate::pay::{Answer, Receipt, Shop, deferred, pay, slow};
 
 stores!(
@@ -68,7 +68,7 @@ async fn source_2_another_exception_does_not_need_a_retry(db: Db) {
     let id = deferred(shop.redrive.call(pay(2).policy(only(&["timeout"], &[]))).await);
     shop.redrive.retry_now(id, None).await.unwrap();
     while db.count("retry_dead").await == 0 {
-        tokio::task::yield_now().await;
+        moment().await;
     }
     assert_eq!(db.store.dead(&Default::default(), 1).await.unwrap()[0].reason, DeadReason::Rejected);
     shop.close().await;

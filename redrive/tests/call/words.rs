@@ -2,7 +2,7 @@
 
 use redrive::{CallError, Persist, Status};
 
-use crate::harness::{Db, stores};
+use crate::harness::{Db, moment, stores};
 use crate::pay::{Answer, Shop, Word, deferred, pay, quick, slow};
 
 stores!(
@@ -57,7 +57,7 @@ async fn retries_obey_the_same_words(db: Db) {
     shop.answer(say(Word::Cancel));
     shop.redrive.retry_now(id, None).await.unwrap();
     while db.count("retry_archive").await == 0 {
-        tokio::task::yield_now().await;
+        moment().await;
     }
     shop.close().await;
     assert_eq!(db.count("retry_task").await, 0);

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use redrive::store::{Registration, Settle, Slice};
+use redrive::store::{Registration, Settle, Slice, StoreOptions};
 use redrive::{Context, Engine, EngineConfig, Lane, Outcome, SHARDS, Store, Task, Timestamp, Verdict, settle};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 
-use crate::harness::{Db, Kind, new};
+use crate::harness::{Db, Kind, moment, new};
 
 /// Stamps tests for the databases that are behind a network.
 macro_rules! servers {
@@ -26,6 +26,7 @@ servers!(
     a_node_that_is_cut_off_stops_before_others_take_its_work_and_comes_back,
     an_insert_whose_answer_was_lost_is_written_once,
     an_insert_that_arrives_late_is_written_once,
+    a_database_that_says_nothing_is_asked_again,
 );
 
 /// The state of one direction of all connections.
@@ -42,6 +43,7 @@ struct Proxy {
     url: String,
     requests: watch::Sender<Wire>,
     answers: watch::Sender<Wire>,
+    connections: watch::Receiver<u32>,
 }
 
 impl Proxy {
@@ -52,16 +54,18 @@ impl Proxy {
         let url = format!("{head}@{}/{path}", listener.local_addr().unwrap());
         let (requests, requests_wire) = watch::channel(Wire::Open);
         let (answers, answers_wire) = watch::channel(Wire::Open);
+        let (accepted, connections) = watch::channel(0);
         let host = host.to_owned();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
+                accepted.send_modify(|n| *n += 1);
                 let server = TcpStream::connect(&host).await.unwrap();
                 let ((cr, cw), (sr, sw)) = (client.into_split(), server.into_split());
                 tokio::spawn(pass(cr, sw, requests_wire.clone()));
                 tokio::spawn(pass(sr, cw, answers_wire.clone()));
             }
         });
-        Self { url, requests, answers }
+        Self { url, requests, answers, connections }
     }
 
     fn set(&self, requests: Wire, answers: Wire) {
@@ -151,7 +155,7 @@ async fn a_node_that_is_cut_off_stops_before_others_take_its_work_and_comes_back
             if nodes.iter().any(|n| n.registration.name == "cut" && n.number != number && !n.dead) {
                 return;
             }
-            tokio::task::yield_now().await;
+            moment().await;
         }
     };
     tokio::time::timeout(Duration::from_secs(60), back).await.expect("it comes back by itself");
@@ -173,7 +177,7 @@ async fn run_all(db: &Db) -> usize {
 async fn until_there(db: &Db) {
     let there = async {
         while db.count("retry_task").await == 0 {
-            tokio::task::yield_now().await;
+            moment().await;
         }
     };
     tokio::time::timeout(Duration::from_secs(30), there).await.expect("the insert arrives");
@@ -221,4 +225,26 @@ async fn an_insert_that_arrives_late_is_written_once(db: Db) {
     assert_eq!(run_all(&db).await, 2);
     assert_eq!(run_all(&db).await, 0);
     assert_eq!(db.count("redrive_key").await, 0);
+}
+
+/// Nothing is refused and nothing is answered: after a while the connection is taken for lost, and what was asked for is not written twice though it
+/// arrives in the end.
+async fn a_database_that_says_nothing_is_asked_again(db: Db) {
+    let mut proxy = Proxy::before(&db.url).await;
+    let mut options = StoreOptions::default();
+    options.answer_timeout = Duration::from_millis(200);
+    options.retry_for = Duration::from_secs(60);
+    let store = Store::open_with(&proxy.url, options).await.unwrap();
+    let now = db.store.now().await.unwrap();
+    store.insert(vec![new(1).no_key()], now).await.unwrap();
+    proxy.set(Wire::Held, Wire::Held);
+    let before = *proxy.connections.borrow_and_update();
+    let asked = store.clone();
+    let insert = tokio::spawn(async move { asked.insert(vec![new(2).no_key(), new(3)], now).await });
+    proxy.connections.wait_for(|n| *n > before).await.unwrap();
+    proxy.set(Wire::Open, Wire::Open);
+    let answers = insert.await.unwrap().unwrap();
+    assert!(answers.iter().all(|answer| !answer.existed));
+    assert_eq!(run_all(&db).await, 3);
+    assert_eq!((run_all(&db).await, db.count("redrive_key").await), (0, 0));
 }

@@ -6,14 +6,16 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use redrive::{
-    Context, DeadReason, Engine, EngineConfig, FinalFailure, NewTask, Policy, Status, StoreOptions, Timestamp, Verdict,
+    Context, DeadReason, Engine, EngineConfig, Event, FinalFailure, NewTask, Policy, Status, StoreOptions, Timestamp,
+    Verdict,
 };
 use tokio::sync::mpsc;
 
-use crate::harness::{Db, Kind, Raw, new, options, stores};
+use crate::harness::{Db, Raw, moment, new, options, refusal, stores};
 
 stores!(
     an_outcome_that_the_database_refuses_is_written_when_it_can_be,
+    what_was_written_with_a_refused_outcome_is_not_lost,
     a_callback_may_tell_of_params_as_large_as_they_may_be,
     what_a_handler_said_holds_when_its_time_is_up,
     what_a_function_says_through_its_context_holds,
@@ -31,29 +33,7 @@ fn config() -> EngineConfig {
 
 async fn until(mut holds: impl AsyncFnMut() -> bool) {
     while !holds().await {
-        tokio::task::yield_now().await;
-    }
-}
-
-/// Dead letters of this task are refused until they are not.
-fn refusal(kind: Kind) -> (&'static str, &'static str) {
-    match kind {
-        Kind::Sqlite => (
-            "CREATE TRIGGER refuse BEFORE INSERT ON retry_dead WHEN NEW.params_json = '13' \
-             BEGIN SELECT RAISE(ABORT, 'refused'); END",
-            "DROP TRIGGER refuse",
-        ),
-        Kind::Postgres => (
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
-             IF NEW.params_json = '13' THEN RAISE EXCEPTION 'refused'; END IF; RETURN NEW; END $$; \
-             CREATE TRIGGER refuse BEFORE INSERT ON retry_dead FOR EACH ROW EXECUTE FUNCTION refuse()",
-            "DROP TRIGGER refuse ON retry_dead",
-        ),
-        Kind::MySql => (
-            "CREATE TRIGGER refuse BEFORE INSERT ON retry_dead FOR EACH ROW IF NEW.params_json = '13' THEN \
-             SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'refused'; END IF",
-            "DROP TRIGGER refuse",
-        ),
+        moment().await;
     }
 }
 
@@ -77,6 +57,37 @@ async fn an_outcome_that_the_database_refuses_is_written_when_it_can_be(db: Db) 
     engine.stop().await;
     assert!(calls.lock().unwrap().values().all(|n| *n == 1), "{calls:?}");
     assert_eq!(db.count("retry_task").await, 0);
+}
+
+/// One flush is several transactions; those before the one that fails are committed.
+async fn what_was_written_with_a_refused_outcome_is_not_lost(db: Db) {
+    let together = Arc::new(tokio::sync::Barrier::new(30));
+    let handler = move |_: Context<'static>, n: u64| {
+        let together = together.clone();
+        async move {
+            together.wait().await;
+            match n {
+                13 => Err(Verdict::fatal("no")),
+                n if n % 2 == 0 => Ok(()),
+                _ => Err(Verdict::Snooze(Duration::from_secs(3600))),
+            }
+        }
+    };
+    let ((refuse, allow), mut raw) = (refusal(db.kind), Raw::connect(&db).await);
+    raw.sql(refuse).await.unwrap();
+    let engine = Engine::builder(db.store.clone()).config(config()).register("m", handler).start().await.unwrap();
+    let mut events = engine.events();
+    engine.enqueue_many((0..30).map(new)).await.unwrap();
+    let mut ends = HashMap::<&str, u32>::new();
+    while ends.values().sum::<u32>() < 29 {
+        if let Ok(Event::Task { what: what @ ("done" | "postponed" | "lost"), .. }) = events.recv().await {
+            *ends.entry(what).or_default() += 1;
+        }
+    }
+    assert_eq!(ends, HashMap::from([("done", 15), ("postponed", 14)]));
+    raw.sql(allow).await.unwrap();
+    until(async || db.count("retry_dead").await == 1).await;
+    engine.stop().await;
 }
 
 async fn a_callback_may_tell_of_params_as_large_as_they_may_be(db: Db) {

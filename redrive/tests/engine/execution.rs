@@ -10,13 +10,14 @@ use redrive::{
 };
 use tokio::sync::mpsc;
 
-use crate::harness::{Db, layouts, new};
+use crate::harness::{Db, layouts, moment, new};
 
 layouts!(
     a_task_runs_once_and_is_gone,
     a_failing_task_is_tried_again_until_it_succeeds,
     a_task_that_keeps_failing_is_dead_with_its_error,
     a_panic_and_a_timeout_are_failed_attempts,
+    a_destructor_that_panics_is_a_failed_attempt,
     params_that_cannot_be_read_are_dead_at_once,
     handlers_may_snooze_cancel_and_give_up,
     a_thousand_tasks_from_many_callers_run_once_each,
@@ -68,7 +69,7 @@ async fn ok(_: Context<'_>, _: u64) -> Result<(), Verdict> {
 /// Waits until the engine has written all outcomes.
 async fn settled(engine: &Engine) {
     while engine.stats().running > 0 {
-        tokio::task::yield_now().await;
+        moment().await;
     }
 }
 
@@ -129,12 +130,44 @@ async fn a_panic_and_a_timeout_are_failed_attempts(db: Db) {
     assert!(letter.task.history[0].message.contains("oh no"));
 }
 
+/// Panics when it is dropped.
+struct Unfinished;
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        panic!("not finished");
+    }
+}
+
+/// What a handler leaves behind when its time is up is not in its hands any more.
+async fn a_destructor_that_panics_is_a_failed_attempt(db: Db) {
+    let handler = async |cx: Context, _| {
+        if cx.attempt() == 1 {
+            let _unfinished = Unfinished;
+            let () = std::future::pending().await;
+        }
+        Ok(())
+    };
+    let (engine, mut calls) = engine(&db, handler).await;
+    let policy = Policy { timeout: Some(Duration::from_millis(50)), keep: true, ..quick() };
+    let id = engine.enqueue(new(7).policy(policy)).await.unwrap().id;
+    for _ in 0..2 {
+        calls.recv().await.unwrap();
+    }
+    settled(&engine).await;
+    assert_eq!(engine.stats().running, 0);
+    engine.stop().await;
+    let kept = db.store.archive(&Default::default(), 10).await.unwrap();
+    let history: Vec<_> = kept[0].task.history.iter().map(|attempt| attempt.kind.as_str()).collect();
+    assert_eq!((kept[0].task.id, history), (id, vec!["panic"]));
+}
+
 async fn params_that_cannot_be_read_are_dead_at_once(db: Db) {
     let (engine, mut calls) = engine(&db, ok).await;
     let bad = NewTask::new("m", "not a number").unwrap();
     let id = engine.enqueue(bad).await.unwrap().id;
     while db.store.get_dead(id).await.unwrap().is_none() {
-        tokio::task::yield_now().await;
+        moment().await;
     }
     engine.stop().await;
     let letter = db.store.get_dead(id).await.unwrap().unwrap();
@@ -312,7 +345,7 @@ async fn a_stop_gives_back_what_does_not_end_in_time(db: Db) {
     let engine = Engine::builder(db.store.clone()).config(config).register("m", handler).start().await.unwrap();
     let id = engine.enqueue(new(1)).await.unwrap().id;
     while engine.stats().executing == 0 {
-        tokio::task::yield_now().await;
+        moment().await;
     }
     engine.stop().await;
     let task = db.store.get(id).await.unwrap().unwrap();

@@ -13,7 +13,7 @@ use redrive::{
     Persist, Policy, Retryable, Store, Verdict,
 };
 
-use crate::harness::{Db, Kind, new, stores};
+use crate::harness::{Db, Kind, moment, new, stores};
 
 stores!(
     a_target_that_is_down_sees_only_probes_and_nothing_is_lost,
@@ -108,7 +108,7 @@ async fn until(store: &Store, is: impl Fn(&Gate) -> bool) -> Gate {
         if let Some(gate) = seen(store).await.filter(|gate| is(gate)) {
             return gate;
         }
-        tokio::task::yield_now().await;
+        moment().await;
     }
 }
 
@@ -126,7 +126,7 @@ async fn a_target_that_is_down_sees_only_probes_and_nothing_is_lost(db: Db) {
         .unwrap()
         .is_empty()
     {
-        tokio::task::yield_now().await; // another method goes on
+        moment().await; // another method goes on
     }
     // What was running when it opened has ended; since then two in each cycle.
     let before = (target.calls(), until(&db.store, |gate| gate.state == GateState::Open).await.opens);
@@ -137,7 +137,7 @@ async fn a_target_that_is_down_sees_only_probes_and_nothing_is_lost(db: Db) {
     target.up.store(true, Ordering::SeqCst);
     until(&db.store, |gate| gate.state == GateState::Closed).await;
     while db.count("retry_task").await > 0 {
-        tokio::task::yield_now().await;
+        moment().await;
     }
     assert_eq!((target.good.load(Ordering::SeqCst), db.count("retry_dead").await), (300, 0));
     engine.stop().await;
@@ -165,14 +165,14 @@ async fn a_gate_that_a_person_holds_stays_so(db: Db) {
     let calls = target.calls();
     db.store.act_on_gate(LANE(), GateAction::Release, "bob", None, now).await.unwrap();
     while target.calls() == calls {
-        tokio::task::yield_now().await;
+        moment().await;
     }
     target.up.store(false, Ordering::SeqCst);
     db.store.act_on_gate(LANE(), GateAction::Hold(Hold::Closed), "bob", None, now).await.unwrap();
     engine.enqueue(new(1_000).policy(patient())).await.unwrap();
     let calls = target.calls();
     while target.calls() < calls + 20 {
-        tokio::task::yield_now().await; // whatever comes of it
+        moment().await; // whatever comes of it
     }
     let held = seen(&db.store).await.unwrap();
     assert_eq!((held.held, held.effective()), (Some(Hold::Closed), GateState::Closed));
@@ -193,13 +193,13 @@ async fn what_others_made_of_a_gate_is_followed(db: Db) {
     let other = target.engine(db.another().await, gate(60_000)).await;
     other.enqueue(NewTask::new("other", &1).unwrap()).await.unwrap();
     while db.count("retry_task").await > 20 {
-        tokio::task::yield_now().await;
+        moment().await;
     }
     assert_eq!(target.calls(), calls, "a node that has just started knows that it is open");
     let now = db.store.now().await.unwrap();
     db.store.act_on_gate(LANE(), GateAction::Reset, "ada", None, now).await.unwrap();
     while db.count("retry_task").await > 0 {
-        tokio::task::yield_now().await;
+        moment().await;
     }
     other.stop().await;
 }
@@ -313,7 +313,7 @@ async fn only_the_health_of_a_target_counts(db: Db) {
     let once = Policy { max_attempts: Some(1), ..Policy::default() };
     engine.enqueue_many((0..60).map(|n| new(n).policy(once.clone()))).await.unwrap();
     while db.count("retry_dead").await < 40 {
-        tokio::task::yield_now().await;
+        moment().await;
     }
     engine.stop().await;
     assert_eq!(seen(&db.store).await, None);
@@ -329,7 +329,7 @@ async fn a_gate_that_only_observes_holds_nothing_back(db: Db) {
     until(&db.store, |gate| gate.generation > first + 4).await; // it opens again and again
     let calls = target.calls();
     while target.calls() < calls + 100 {
-        tokio::task::yield_now().await;
+        moment().await;
     }
     engine.stop().await;
 }

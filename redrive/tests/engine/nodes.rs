@@ -1,20 +1,27 @@
 //! Several nodes, and what happens when one is gone.
 
 use std::collections::{BTreeSet, HashMap};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redrive::registry::{Answer, Member, Registry};
 use redrive::store::{Registration, Slice};
-use redrive::{Builder, Context, Engine, EngineConfig, Lane, NewTask, NodeNumber, SHARDS, Status, Timestamp, Verdict};
+use redrive::{
+    Builder, Context, Engine, EngineConfig, Lane, NewTask, NodeNumber, SHARDS, Status, Store, Timestamp, Verdict,
+};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
+use tokio::task::{JoinHandle, JoinSet};
 
-use crate::harness::{Db, layouts, new};
+use crate::harness::{Db, Kind, layouts, new, options};
 
 layouts!(
     two_nodes_share_the_work,
     what_a_dead_node_held_is_done_by_another,
     a_node_that_was_declared_dead_goes_on_under_a_new_number,
+    a_node_that_the_database_does_not_know_goes_on_under_a_new_number,
     nodes_leave_each_others_methods_alone,
     a_claim_that_was_lost_is_given_back,
     a_task_for_another_node_runs_soon,
@@ -22,6 +29,7 @@ layouts!(
     a_draining_leave_hands_over_while_it_drains,
     a_rolling_deploy_adds_a_method,
     a_node_goes_on_when_its_registry_is_gone_for_a_while_and_stops_looking_when_it_stays_gone,
+    a_node_goes_on_when_its_registry_panics,
 );
 
 fn config(name: &str) -> EngineConfig {
@@ -61,6 +69,7 @@ fn slow(name: &str) -> EngineConfig {
     slow.beat_interval = Duration::from_secs(300);
     slow.lease = Duration::from_secs(900);
     slow.margin = Duration::from_secs(200);
+    slow.grace = Duration::from_secs(300);
     slow
 }
 
@@ -135,6 +144,22 @@ async fn a_node_that_was_declared_dead_goes_on_under_a_new_number(db: Db) {
     assert_eq!(db.count("retry_task").await, 0);
 }
 
+/// As after a restore, or a failover to a server that had not heard of it: its row is gone, or, since the database gives its number out
+/// again, is another's.
+async fn a_node_that_the_database_does_not_know_goes_on_under_a_new_number(db: Db) {
+    let (done, mut calls) = mpsc::unbounded_channel();
+    let a = node(&db, "a", "m", &done).await;
+    for (n, change) in [(1, "DELETE FROM redrive_node"), (2, "UPDATE redrive_node SET started_at = started_at + 1")] {
+        let number = a.number();
+        db.sql(&format!("{change} WHERE number = {number}")).await;
+        until(&db, "another number", || a.number() > number).await;
+        a.enqueue(new(n)).await.unwrap();
+        assert_eq!(calls.recv().await, Some(("a", n)));
+    }
+    a.stop().await;
+    assert_eq!(db.count("retry_task").await, 0);
+}
+
 async fn nodes_leave_each_others_methods_alone(db: Db) {
     let (done, mut calls) = mpsc::unbounded_channel();
     let (a, b) = (node(&db, "a", "m", &done).await, node(&db, "b", "other", &done).await);
@@ -173,7 +198,7 @@ async fn a_task_for_another_node_runs_soon(db: Db) {
         std::future::ready(Ok::<(), Verdict>(()))
     };
     let mut patient = config("busy");
-    if db.kind == crate::harness::Kind::Postgres {
+    if db.kind == Kind::Postgres {
         patient.scan_interval = Duration::from_secs(600); // only a wake-up can be quicker than the test's own patience
         patient.sweep_interval = Duration::from_secs(600);
     }
@@ -318,4 +343,91 @@ async fn a_node_goes_on_when_its_registry_is_gone_for_a_while_and_stops_looking_
     assert_eq!(calls.recv().await, Some(("a", 5)), "it comes back by itself");
     a.stop().await;
     assert_eq!(db.count("retry_task").await, 0);
+}
+
+/// A registry with code that panics, once, when it is told to.
+#[derive(Clone, Debug, Default)]
+struct Frail {
+    steady: Unsteady,
+    view: Arc<AtomicBool>,
+    changed: Arc<AtomicBool>,
+}
+
+fn panic_once(told: &AtomicBool) {
+    assert!(!told.swap(false, Ordering::AcqRel), "on purpose");
+}
+
+impl Registry for Frail {
+    fn join<'a>(&'a self, member: &'a Member) -> Answer<'a, ()> {
+        self.steady.join(member)
+    }
+
+    fn leave(&self) -> Answer<'_, ()> {
+        self.steady.leave()
+    }
+
+    fn view(&self) -> Answer<'_, Vec<NodeNumber>> {
+        panic_once(&self.view);
+        self.steady.view()
+    }
+
+    fn changed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        panic_once(&self.changed);
+        Box::pin(std::future::pending())
+    }
+}
+
+async fn a_node_goes_on_when_its_registry_panics(db: Db) {
+    let (done, mut calls) = mpsc::unbounded_channel();
+    let registry = Frail::default();
+    let start = async |name| {
+        let builder = prepared(&db, name, config(name), &["m"], &done).await;
+        builder.registry(registry.clone()).start().await.unwrap()
+    };
+    let a = start("a").await;
+    for (n, told) in [(0, &registry.view), (1, &registry.changed)] {
+        told.store(true, Ordering::Release);
+        until(&db, "it panics", || !told.load(Ordering::Acquire)).await;
+        a.enqueue(new(n)).await.unwrap();
+        assert_eq!(calls.recv().await, Some(("a", n)));
+    }
+    let b = start("b").await;
+    until(&db, "a hears of b", || a.shards("m").len() == 32).await;
+    a.stop().await;
+    b.stop().await;
+    assert_eq!(db.count("retry_task").await, 0);
+}
+
+/// A way to a database that can be closed for good.
+async fn way_to(url: &str) -> (String, JoinHandle<()>) {
+    let (head, rest) = url.split_once('@').unwrap();
+    let (host, path) = rest.split_once('/').unwrap();
+    let (host, listener) = (host.to_owned(), TcpListener::bind("127.0.0.1:0").await.unwrap());
+    let url = format!("{head}@{}/{path}", listener.local_addr().unwrap());
+    let forwarding = tokio::spawn(async move {
+        let mut open = JoinSet::new();
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut server = TcpStream::connect(&host).await.unwrap();
+            open.spawn(async move { tokio::io::copy_bidirectional(&mut client, &mut server).await });
+        }
+    });
+    (url, forwarding)
+}
+
+/// Only PostgreSQL tells of wake-ups. What is asked of a database that is away is given up soon here, so that nothing else holds up the stop.
+async fn a_stop_does_not_wait_until_it_is_time_to_listen_again(db: Db) {
+    let (url, forwarding) = way_to(&db.url).await;
+    let (mut config, mut options) = (config("a"), options());
+    config.scan_interval = Duration::from_secs(600);
+    (options.connect_timeout, options.retry_for) = (Duration::from_secs(1), Duration::from_secs(1));
+    let a = Engine::builder(Store::open_with(&url, options).await.unwrap()).config(config).start().await.unwrap();
+    forwarding.abort();
+    until(&db, "it may not work", || a.troubles().iter().any(|trouble| trouble.contains("could not beat"))).await;
+    tokio::time::timeout(Duration::from_secs(60), a.stop()).await.unwrap();
+}
+
+mod listening {
+    mod postgres {
+        crate::harness::stamp!([super super] fresh, Postgres, a_stop_does_not_wait_until_it_is_time_to_listen_again);
+    }
 }

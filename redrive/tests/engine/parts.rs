@@ -7,7 +7,7 @@ use redrive::store::TaskFilter;
 use redrive::{Context, Engine, EngineConfig, MethodOptions, NewTask, Status, Verdict};
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::harness::{Db, layouts};
+use crate::harness::{Db, layouts, moment};
 
 layouts!(
     a_part_that_hangs_does_not_hold_up_the_others,
@@ -105,7 +105,7 @@ async fn a_pause_holds_for_all_parts(db: Db) {
     engine.enqueue(of("a", 0)).await.unwrap();
     calls_of(&mut calls, 1).await;
     while engine.stats().running > 0 {
-        tokio::task::yield_now().await; // it has run, and is gone when that is written
+        moment().await; // it has run, and is gone when that is written
     }
     engine.pause("http", Some("alice")).await.unwrap();
     engine.enqueue_many((1..5).map(|n| of(["a", "b"][n as usize % 2], n))).await.unwrap();

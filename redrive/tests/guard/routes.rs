@@ -1,5 +1,7 @@
 //! The list and the routes for people, field by field as source 5 has them.
 
+use std::time::Duration;
+
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
@@ -18,6 +20,7 @@ stores!(
     source_5_5_a_route_that_is_taken_is_left_out,
     source_5_4_3_what_a_persons_word_does_is_the_handlers_to_say,
     source_5_4_3_an_empty_route_is_none,
+    a_persons_word_is_kept_also_if_they_have_gone,
     who_may_and_what_is_written_down,
 );
 
@@ -261,6 +264,15 @@ async fn source_5_4_3_an_empty_route_is_none(db: Db) {
     let (_, list) = call(&router, post(LIST)).await;
     assert_eq!((&list["data"]["total"], &list["data"]["records"][0]["manualSuccessRoute"]), (&json!(2), &json!("")));
     guards.all()[0].manual_success(8, "ada").await.unwrap();
+    assert!(shop.state(8).await.starts_with("2002 SUCCESS"));
+}
+
+async fn a_persons_word_is_kept_also_if_they_have_gone(db: Db) {
+    let shop = Shop::open(db).await;
+    let guards = careful(&shop, ROUTE).await;
+    _ = tokio::time::timeout(Duration::ZERO, guards.all()[0].manual_success(8, "ada")).await;
+    let is_written = async { while shop.db.store.audits(&AuditFilter::default(), 10).await.unwrap().is_empty() {} };
+    tokio::time::timeout(Duration::from_secs(30), is_written).await.unwrap();
     assert!(shop.state(8).await.starts_with("2002 SUCCESS"));
 }
 

@@ -6,10 +6,13 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use redrive::notify::{Channel, Encryption, Mail, NotifyConfig};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::net::TcpSocket;
 use tokio::process::{Child, ChildStdout, Command};
 
 pub struct Sink {
     pub port: u16,
+    /// Bound, but nobody listens: whoever connects is refused, and no other test is given the port.
+    _reserved: TcpSocket,
     dir: tempfile::TempDir,
     running: Option<(Child, Lines<BufReader<ChildStdout>>)>,
 }
@@ -24,8 +27,11 @@ impl Sink {
 
     /// One that does not run yet.
     pub fn down() -> Self {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        Self { port, dir: tempfile::tempdir().unwrap(), running: None }
+        let reserved = TcpSocket::new_v4().unwrap();
+        reserved.set_reuseaddr(true).unwrap(); // the sink does so, too, and may then listen there
+        reserved.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let port = reserved.local_addr().unwrap().port();
+        Self { port, _reserved: reserved, dir: tempfile::tempdir().unwrap(), running: None }
     }
 
     pub async fn up(&mut self) {

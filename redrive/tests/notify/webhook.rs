@@ -1,6 +1,5 @@
 //! Webhooks: what is sent, how it is signed, which answers are successes.
 
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -8,7 +7,7 @@ use base64::prelude::BASE64_STANDARD;
 use redrive::notify::{Channel, Format, Message, Notifier, NotifyConfig, Webhook};
 use serde_json::json;
 
-use crate::harness::{Db, Kind, NOW};
+use crate::harness::{Db, Kind, Log, NOW};
 use crate::hook::Hook;
 use crate::notices::fail_one;
 
@@ -159,7 +158,7 @@ async fn an_answer_with_our_secrets_in_it_is_not_kept() {
 /// What is logged of a failure names the host, and no more of the address.
 #[tokio::test]
 async fn logs_show_no_secrets() {
-    let (log, written) = Log::start();
+    let log = Log::start("trace"); // everything, by whichever library
     let db = Db::fresh(Kind::Sqlite).await;
     fail_one(&db, 1).await;
     let hook = Hook::answering("200 OK", r#"{"errcode":300001,"errmsg":"token is not exist"}"#).await;
@@ -168,43 +167,10 @@ async fn logs_show_no_secrets() {
     let config = NotifyConfig { channels, ..NotifyConfig::default() };
     let round = Notifier::new(db.store.clone(), config).unwrap().run_once("me", NOW).await.unwrap();
     assert_eq!((round.sent, round.failed), (0, 1));
-    drop(log);
-    let written = String::from_utf8(written.lock().unwrap().clone()).unwrap();
+    let written = log.end();
     assert!(written.contains("people could not be told") && written.contains("127.0.0.1"), "{written}");
     assert!(!written.contains("T0KEN") && !written.contains("S3CRET"), "{written}");
     let state = db.store.channel_states().await.unwrap().pop().unwrap();
     let error = state.last_error.unwrap();
     assert!(error.contains("300001") && !error.contains("T0KEN"), "{error}");
-}
-
-/// Everything that is logged on this thread, down to the smallest, by whichever library.
-struct Log;
-
-impl Log {
-    fn start() -> (tracing::subscriber::DefaultGuard, Arc<Mutex<Vec<u8>>>) {
-        let written = Arc::new(Mutex::new(Vec::new()));
-        let writer = Writer(written.clone());
-        let log = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::TRACE)
-            .with_ansi(false)
-            .with_writer(move || writer.clone())
-            .finish();
-        // While there is only one who listens, a place in the code that another thread comes to first asks that thread alone, and is
-        // silent ever after.
-        std::mem::forget(tracing::Dispatch::new(tracing_subscriber::registry()));
-        (tracing::subscriber::set_default(log), written)
-    }
-}
-
-#[derive(Clone)]
-struct Writer(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Writer {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
 }

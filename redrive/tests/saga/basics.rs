@@ -5,7 +5,7 @@ use redrive::store::{Fault, Faults, KeyWalk, Retention, SagaFilter};
 use redrive::{NewTask, Policy};
 use serde_json::json;
 
-use crate::harness::{Db, options, stores};
+use crate::harness::{Db, moment, options, stores};
 use crate::script::{Say, World, journal, play, quick, saga, settled, step, trip, until, until_letter};
 
 stores!(
@@ -26,6 +26,7 @@ stores!(
     what_had_to_wait_for_its_turn_is_not_begun_when_the_saga_goes_back,
     two_nodes_share_a_saga,
     answers_that_are_lost_change_nothing,
+    a_node_that_panics_while_it_writes_journals_leaves_its_sagas_to_others,
     a_stop_does_not_wait_for_a_database_that_is_away,
     what_could_not_be_read_again_is_not_taken,
     sagas_are_listed_and_removed,
@@ -117,7 +118,7 @@ async fn steps_side_by_side_are_undone_all_at_once_or_by_the_graph(db: Db) {
 async fn keep_letting_go(world: &World) {
     loop {
         world.let_go();
-        tokio::task::yield_now().await;
+        moment().await;
     }
 }
 
@@ -338,6 +339,25 @@ async fn answers_that_are_lost_change_nothing(db: Db) {
     assert_eq!(db.count("redrive_saga").await, 6);
     engine.stop().await;
     assert_eq!(db.count("retry_dead").await, 0);
+}
+
+/// The steps that it was about to begin are its own in the database, and in nobody's hands.
+async fn a_node_that_panics_while_it_writes_journals_leaves_its_sagas_to_others(db: Db) {
+    let (world, ms) = (World::default(), std::time::Duration::from_millis);
+    let mut config = redrive::EngineConfig::default();
+    (config.scan_interval, config.sweep_interval, config.beat_interval) = (ms(100), ms(100), ms(100));
+    (config.lease, config.margin, config.grace) = (ms(3_000), ms(1_000), ms(100));
+    let builder = || {
+        let builder = redrive::Engine::builder(db.store.clone()).config(config.clone());
+        builder.saga_runner("go", redrive::MethodOptions::default(), world.clone())
+    };
+    let broken = builder().journal_hook(|when| assert_ne!(when, "after", "on purpose")).start().await.unwrap();
+    assert!(broken.sagas().start_with(trip(), "t", json!({ "who": "Ada" })).await.is_err());
+    let other = builder().start().await.unwrap();
+    assert_eq!(settled(&other, "t").await, SagaState::Succeeded);
+    for engine in [broken, other] {
+        engine.stop().await;
+    }
 }
 
 async fn a_stop_does_not_wait_for_a_database_that_is_away(db: Db) {

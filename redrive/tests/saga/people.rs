@@ -9,18 +9,22 @@ use redrive::{Backoff, OnExhausted, Policy, TaskId};
 use serde_json::json;
 
 use crate::harness::{Db, Kind, Raw, stores};
-use crate::script::{Say, World, play, quick, saga, settled, step, trip, until, until_letter};
+use crate::script::{Say, World, journal, play, quick, saga, settled, step, trip, until, until_letter};
 
 stores!(
     an_undo_that_is_left_out_is_a_gap,
+    a_letter_of_what_another_task_does_by_now_waits_for_that,
     an_undo_that_a_person_has_done_is_none,
     the_other_undos_go_on_if_that_is_wanted,
     a_killed_saga_is_not_undone,
     a_saga_that_was_going_back_goes_forward,
     a_saga_with_a_wrong_input_is_given_another,
     what_waits_is_tried_now_and_what_was_given_up_again,
+    a_retry_is_in_the_audit_also_if_whoever_asked_has_gone,
     the_point_of_no_return_cannot_be_passed_while_anything_is_undone,
     what_a_letter_brings_back_is_under_way_for_all_to_see,
+    what_is_brought_back_is_not_given_up_by_what_was_before_it,
+    what_is_tried_again_is_not_given_up_by_what_was_before_it,
     one_handler_for_the_whole_that_is_stuck_can_be_left_out_or_called_done,
     what_had_to_wait_heeds_what_was_said_on_another_node_meanwhile,
     a_pivot_that_nobody_has_begun_is_not_when_the_saga_is_cancelled,
@@ -136,6 +140,21 @@ async fn what_waits_is_tried_now_and_what_was_given_up_again(db: Db) {
     engine.stop().await;
 }
 
+async fn a_retry_is_in_the_audit_also_if_whoever_asked_has_gone(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    world.will("car", [Say::Refuse]).will("flight/undo", [Say::Fail, Say::Fail, Say::Fail]);
+    assert_eq!(play(&engine, trip(), "t").await, SagaState::Stuck);
+    _ = tokio::time::timeout(Duration::ZERO, engine.sagas().retry_now("t", Some("ada"), None)).await;
+    let is_done = async {
+        assert_eq!(until(&engine, "t", SagaState::is_final).await, SagaState::Compensated);
+        while audited(&db).await.is_empty() {}
+    };
+    tokio::time::timeout(Duration::from_secs(30), is_done).await.unwrap();
+    assert_eq!(audited(&db).await, ["ada saga.retry t"]);
+    engine.stop().await;
+}
+
 /// Letters become tasks again.
 async fn redrive(engine: &redrive::Engine, letters: &[TaskId]) {
     engine.store().redrive(letters, None, "ada", engine.store().now().await.unwrap()).await.unwrap();
@@ -173,6 +192,70 @@ async fn what_a_letter_brings_back_is_under_way_for_all_to_see(db: Db) {
     assert!(busy.contains("still being stopped or undone"), "{busy}");
     world.let_go();
     assert_eq!(settled(&engine, "t").await, SagaState::Compensated);
+    engine.stop().await;
+}
+
+/// What ends tells its saga so by a task, which may come late.
+const ENDED: &str = "redrive.saga.ended";
+
+async fn what_is_brought_back_is_not_given_up_by_what_was_before_it(db: Db) {
+    for (id, says) in
+        [("refused", vec![Say::Refuse, Say::Hold]), ("exhausted", vec![Say::Fail, Say::Fail, Say::Fail, Say::Hold])]
+    {
+        let world = World::default();
+        let engine = world.engine(&db.store).await;
+        engine.pause(ENDED, None).await.unwrap();
+        let tries = says.len();
+        world.will("car", [Say::Refuse]).will("flight/undo", says);
+        engine.sagas().start_with(trip(), id, json!(1)).await.unwrap();
+        redrive(&engine, &until_letter(&db).await).await;
+        world.until_seen("flight/undo", tries).await;
+        // Only now is it heard that the first was given up: the second goes on all the same.
+        engine.resume(ENDED, None).await.unwrap();
+        while db.count("retry_task").await > 1 {}
+        let busy = engine.sagas().forward(id, Some("bob"), None).await.unwrap_err().to_string();
+        assert!(busy.contains("still being stopped or undone"), "{busy}");
+        world.let_go();
+        assert_eq!(settled(&engine, id).await, SagaState::Compensated, "{:#?}", journal(&engine, id).await);
+        engine.stop().await;
+    }
+}
+
+async fn what_is_tried_again_is_not_given_up_by_what_was_before_it(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    engine.pause(ENDED, None).await.unwrap();
+    world.will("car", [Say::Refuse]).will("flight/undo", [Say::Refuse, Say::Hold]);
+    assert_eq!(play(&engine, trip(), "t").await, SagaState::Stuck);
+    let letters = until_letter(&db).await;
+    db.store.discard(&letters, "eve", None, db.store.now().await.unwrap()).await.unwrap();
+    assert_eq!(engine.sagas().retry_now("t", Some("ada"), None).await.unwrap(), 1);
+    world.until_seen("flight/undo", 2).await;
+    engine.resume(ENDED, None).await.unwrap();
+    while db.count("retry_task").await > 1 {}
+    let busy = engine.sagas().forward("t", Some("bob"), None).await.unwrap_err().to_string();
+    assert!(busy.contains("still being stopped or undone"), "{busy}");
+    world.let_go();
+    assert_eq!(settled(&engine, "t").await, SagaState::Compensated);
+    engine.stop().await;
+}
+
+async fn a_letter_of_what_another_task_does_by_now_waits_for_that(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let mut definition = trip();
+    (definition.steps[2].pivot, definition.steps[2].undo) = (true, UndoKind::Irreversible);
+    world.will("car", [Say::Unknown, Say::Hold]);
+    assert_eq!(play(&engine, definition, "t").await, SagaState::Stuck);
+    let letters = until_letter(&db).await;
+    engine.sagas().forward("t", Some("ada"), None).await.unwrap();
+    world.until_seen("car", 2).await;
+    redrive(&engine, &letters).await;
+    while db.sql("SELECT COUNT(*) FROM retry_task WHERE postponements > 0").await == Some(0) {}
+    assert_eq!(world.seen(), ["hotel", "flight", "car", "car"]);
+    world.let_go();
+    assert_eq!(settled(&engine, "t").await, SagaState::Succeeded);
+    assert_eq!(world.seen(), ["hotel", "flight", "car", "car"]);
     engine.stop().await;
 }
 

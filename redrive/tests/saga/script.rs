@@ -10,7 +10,7 @@ use redrive::{Backoff, Clock, Engine, EngineConfig, Jitter, MethodOptions, Polic
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::harness::Db;
+use crate::harness::{Db, moment};
 
 /// What a participant answers.
 #[derive(Clone, Debug)]
@@ -217,7 +217,7 @@ pub async fn until_letter(db: &Db) -> Vec<redrive::TaskId> {
         if !letters.is_empty() {
             return letters.iter().map(|letter| letter.task.id).collect();
         }
-        tokio::task::yield_now().await;
+        moment().await;
     }
     panic!("there is no dead letter");
 }

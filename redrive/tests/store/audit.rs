@@ -98,10 +98,15 @@ async fn each_action_on_a_letter_has_a_record(db: Db) {
     let entry = last(&db).await;
     assert_eq!((&*entry.action, &*entry.target), ("dead.redrive", &*ids[0].to_string()));
     assert_eq!(entry.after, Some(json!({ "redriven": 1, "redriven_as": [new] })));
+    db.store.fail(new, NOW).await.unwrap();
+    let twice = Arc::new(Policy { max_attempts: Some(2), ..Policy::default() });
+    bob.redrive(&[new], Some(twice), later(1)).await.unwrap();
+    let policy = last(&db).await.after.unwrap()["policy"].clone();
+    assert_eq!(policy, json!({ "max_attempts": 2 }), "that it is another one");
     assert_eq!(bob.noting("paid by hand").resolve(&ids[1..2], later(2)).await.unwrap(), 1);
     assert_eq!((&*last(&db).await.action, last(&db).await.note.as_deref()), ("dead.resolve", Some("paid by hand")));
     assert_eq!(bob.discard(&ids[2..], later(3)).await.unwrap(), 1);
-    assert_eq!((&*last(&db).await.action, audit(&db).await.len()), ("dead.discard", 3));
+    assert_eq!((&*last(&db).await.action, audit(&db).await.len()), ("dead.discard", 4));
 }
 
 async fn an_action_and_its_record_are_one(db: Db) {

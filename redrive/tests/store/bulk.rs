@@ -22,6 +22,7 @@ layouts!(
     it_can_be_stopped_between_batches,
     the_guilty_are_named_and_the_others_done,
     a_bulk_has_one_record_that_grows,
+    the_policy_that_letters_are_given_is_in_the_record,
     nonsense_is_refused,
 );
 
@@ -191,6 +192,14 @@ async fn a_bulk_has_one_record_that_grows(db: Db) {
     }
     let last = record().await.after.unwrap();
     assert_eq!((done, &last["result"]["done"], &last["finished"]), (vec![10, 20], &25.into(), &true.into()));
+}
+
+async fn the_policy_that_letters_are_given_is_in_the_record(db: Db) {
+    let policy = Policy { max_attempts: Some(2), ..Policy::default() };
+    let action = DeadAction::Redrive(Some(policy.into()));
+    db.store.begin_bulk(Bulk::dead(action, Which::Ids(Vec::new()), "ada"), NOW).await.unwrap();
+    let record = db.store.audits(&AuditFilter::default(), 10).await.unwrap().remove(0).entry;
+    assert_eq!(record.before.unwrap()["policy"]["max_attempts"], 2);
 }
 
 async fn nonsense_is_refused(db: Db) {

@@ -2,7 +2,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use redrive::store::{DeadFilter, OverdueWalk, Slice};
-use redrive::{Backoff, DeadReason, Failure, Lane, NewTask, Outcome, Policy, SHARDS, Status, Timestamp};
+use redrive::{Backoff, DeadReason, Failure, Lane, NewTask, Outcome, Policy, SHARDS, Status, Task, Timestamp};
 
 use crate::harness::*;
 
@@ -22,6 +22,7 @@ layouts!(
     what_ran_out_of_time_while_it_waited_does_not_run,
     a_task_at_its_attempt_limit_does_not_run,
     what_ran_out_of_time_where_nobody_reads_is_ended,
+    what_the_database_refuses_to_end_holds_up_neither_a_walk_nor_a_claim,
     a_claim_moves_no_index_entry,
 );
 
@@ -107,7 +108,7 @@ async fn a_claim_gives_all_that_a_task_has(db: Db) {
     let error =
         Failure::retry(redrive::Kind::from("io \"quoted\" \u{e9}".to_owned()), "line one\nline \"two\" \u{1f980}");
     end(&db.store, &task, Outcome::Failed(error), later(1)).await;
-    db.store.mark_notified(&[task.id], later(2)).await.unwrap();
+    db.sql(&format!("UPDATE retry_task SET notified_at = {}", later(2).as_millis())).await;
     let due = db.store.scan(&slices(), later(60), 9).await.unwrap();
     let again = db.store.claim(&due, node, later(60)).await.unwrap().tasks;
     let stored = db.store.get(task.id).await.unwrap().unwrap();
@@ -213,6 +214,25 @@ async fn what_ran_out_of_time_where_nobody_reads_is_ended(db: Db) {
     }
     let told = db.store.scan(&slices_of("told"), later(60), 10).await.unwrap();
     assert_eq!(told.len(), 1, "its callback is made with its end");
+}
+
+async fn what_the_database_refuses_to_end_holds_up_neither_a_walk_nor_a_claim(db: Db) {
+    let until = Policy { deadline: Some(later(10)), ..Policy::default() };
+    let add = async |n| add(&db.store, new(n).policy(until.clone())).await;
+    let ids = |tasks: Vec<Task>| tasks.iter().map(|task| task.id).collect::<HashSet<_>>();
+    let (refused, others) = (add(13).await, HashSet::from([add(12).await, add(14).await]));
+    let ((refuse, allow), mut raw) = (refusal(db.kind), Raw::connect(&db).await);
+    raw.sql(refuse).await.unwrap();
+    let mut walk = OverdueWalk::default();
+    assert_eq!(ids(db.store.end_overdue(&mut walk, later(10)).await.unwrap()), others);
+    let more = HashSet::from([add(11).await, add(15).await]);
+    let node = node(&db.store).await;
+    assert_eq!(ids(claim_all(&db.store, node, later(10)).await.spent), more);
+    raw.sql(allow).await.unwrap();
+    let held = db.store.get(refused).await.unwrap().unwrap();
+    assert_eq!((held.status, held.locked_by), (Status::Running, Some(node)), "ours, until a sweep gives it back");
+    end(&db.store, &held, Outcome::GivenBack, later(10)).await;
+    assert_eq!(ids(db.store.end_overdue(&mut walk, later(10)).await.unwrap()), HashSet::from([refused]));
 }
 
 /// On PostgreSQL the statistics say so: every claim is a HOT update.

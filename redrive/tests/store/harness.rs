@@ -1,6 +1,7 @@
 //! A fresh database for each test, and what tests say often.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redrive::store::{Claimed, Due, Layout, Registration, Retention, Settle, Settled, Slice};
@@ -155,6 +156,7 @@ impl Db {
     /// Runs SQL as someone else; the first column of the first row, if there is one. What it says of `retry_task` or
     /// `retry_archive` is done with each of their tables, and the results are added up.
     pub async fn sql(&self, sql: &str) -> Option<i64> {
+        moment().await; // who asks may ask again and again
         let mut raw = Raw::connect(self).await;
         let mut sum = None;
         for sql in self.for_each_table(sql).await {
@@ -192,6 +194,11 @@ impl Db {
     pub async fn count(&self, table: &str) -> i64 {
         self.sql(&format!("SELECT COUNT(*) FROM {table}")).await.unwrap()
     }
+}
+
+/// Before what is waited for is looked at again: whoever only spins takes the core from those who do it.
+pub async fn moment() {
+    _ = tokio::time::timeout(Duration::from_millis(3), std::future::pending::<()>()).await;
 }
 
 /// A plain connection with its own transactions: an application beside redrive.
@@ -304,4 +311,64 @@ pub fn timeout() -> Outcome {
 pub async fn end(store: &Store, task: &Task, outcome: Outcome, now: Timestamp) -> Settled {
     let change = settle(task, &outcome, now, 0.0);
     store.settle(&[Settle::new(task.clone(), change)], now).await.unwrap()[0]
+}
+
+/// What makes the database refuse the dead letter of task 13, and what ends that.
+pub fn refusal(kind: Kind) -> (&'static str, &'static str) {
+    match kind {
+        Kind::Sqlite => (
+            "CREATE TRIGGER refuse BEFORE INSERT ON retry_dead WHEN NEW.params_json = '13' \
+             BEGIN SELECT RAISE(ABORT, 'refused'); END",
+            "DROP TRIGGER refuse",
+        ),
+        Kind::Postgres => (
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             IF NEW.params_json = '13' THEN RAISE EXCEPTION 'refused'; END IF; RETURN NEW; END $$; \
+             CREATE TRIGGER refuse BEFORE INSERT ON retry_dead FOR EACH ROW EXECUTE FUNCTION refuse()",
+            "DROP TRIGGER refuse ON retry_dead",
+        ),
+        Kind::MySql => (
+            "CREATE TRIGGER refuse BEFORE INSERT ON retry_dead FOR EACH ROW IF NEW.params_json = '13' THEN \
+             SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'refused'; END IF",
+            "DROP TRIGGER refuse",
+        ),
+    }
+}
+
+/// What is logged on this thread.
+pub struct Log {
+    written: Arc<Mutex<Vec<u8>>>,
+    _listening: tracing::subscriber::DefaultGuard,
+}
+
+impl Log {
+    pub fn start(filter: &str) -> Self {
+        let written = Arc::<Mutex<Vec<u8>>>::default();
+        let writer = Writer(written.clone());
+        let filter = tracing_subscriber::EnvFilter::new(filter);
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
+        // While there is only one who listens, a place in the code that another thread comes to first asks that thread alone, and is
+        // silent ever after.
+        std::mem::forget(tracing::Dispatch::new(tracing_subscriber::registry()));
+        let log = log.with_writer(move || writer.clone()).finish();
+        Self { written, _listening: tracing::subscriber::set_default(log) }
+    }
+
+    /// All of it.
+    pub fn end(self) -> String {
+        String::from_utf8(self.written.lock().unwrap().clone()).unwrap()
+    }
+}
+
+#[derive(Clone)]
+struct Writer(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }

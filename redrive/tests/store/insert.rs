@@ -1,7 +1,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redrive::{Backoff, Business, Failure, Jitter, Lane, NewTask, Notify, OnCrash, OnExhausted, Policy, Status};
+use redrive::{
+    Backoff, Business, Failure, Jitter, Lane, NewTask, Notify, OnCrash, OnExhausted, Policy, Status, TaskId,
+};
 
 use crate::harness::*;
 
@@ -15,6 +17,8 @@ layouts!(
     a_task_may_be_written_down_as_running,
     a_first_inline_failure_is_recorded,
     ids_of_several_processes_never_meet,
+    turns_that_were_used_today_are_kept_and_others_removed,
+    a_turn_that_was_removed_while_nobody_used_it_is_made_anew,
     an_unreadable_policy_does_not_lose_the_task,
     readable_views_show_times_and_words,
     source_2_the_columns_have_their_names_and_their_values,
@@ -163,6 +167,38 @@ async fn ids_of_several_processes_never_meet(db: Db) {
         [one, two, three].into_iter().flat_map(|r| r.unwrap()).map(|a| a.id).collect();
     assert_eq!(ids.len(), 1_500);
     assert_eq!(db.count("retry_task").await, 1_500);
+}
+
+/// Whoever made them.
+async fn turns_that_were_used_today_are_kept_and_others_removed(db: Db) {
+    let hours = |n: u64| TaskId::first_at(NOW - Duration::from_secs(3600 * n));
+    for (value, kept) in [
+        (TaskId::from_i64(0), false),
+        (hours(23), true),
+        (hours(25), false),
+        (hours(23).in_month(), true),
+        (hours(25).in_month(), false),
+    ] {
+        let store = db.another().await;
+        let name = format!("insert/1{value}/1");
+        db.sql(&format!("INSERT INTO redrive_counter (name, value) VALUES ('{name}', {value})")).await;
+        store.insert(vec![new(1)], NOW).await.unwrap();
+        let left = db.sql(&format!("SELECT COUNT(*) FROM redrive_counter WHERE name = '{name}'")).await;
+        assert_eq!(left == Some(1), kept || db.kind == Kind::Sqlite, "{value}: SQLite has no turns");
+    }
+}
+
+async fn a_turn_that_was_removed_while_nobody_used_it_is_made_anew(db: Db) {
+    let turns = async || db.sql("SELECT COUNT(*) FROM redrive_counter WHERE name LIKE 'insert/%'").await.unwrap();
+    add(&db.store, new(1)).await;
+    let before = turns().await;
+    for (n, days) in [(2, 2), (3, 4)] {
+        db.store.insert(vec![new(n)], later(days * 86_400)).await.unwrap();
+        assert_eq!(turns().await, before, "the new one takes the place of the old one");
+    }
+    db.sql("DELETE FROM redrive_counter WHERE name LIKE 'insert/%'").await;
+    db.store.insert(vec![new(4)], later(6 * 86_400)).await.unwrap();
+    assert_eq!(db.count("retry_task").await, 4);
 }
 
 async fn an_unreadable_policy_does_not_lose_the_task(db: Db) {

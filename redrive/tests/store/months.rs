@@ -1,7 +1,6 @@
 //! Tables that come and go with the months.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redrive::store::{Keep, KeyWalk, Layout, Retention, Settle, TaskFilter};
@@ -110,27 +109,9 @@ async fn a_month_begins_without_upkeep(db: Db) {
 
 /// What a store asks its database.
 async fn statements<T>(work: impl Future<Output = T>) -> (T, String) {
-    #[derive(Clone, Default)]
-    struct Written(Arc<Mutex<Vec<u8>>>);
-    impl std::io::Write for Written {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let written = Written::default();
-    let writer = written.clone();
-    let filter = tracing_subscriber::EnvFilter::new("redrive::sql=trace");
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || writer.clone()).finish();
-    let result = {
-        let _log = tracing::subscriber::set_default(log);
-        work.await
-    };
-    let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
-    (result, text)
+    let log = Log::start("redrive::sql=trace");
+    let result = work.await;
+    (result, log.end())
 }
 
 /// Source 3: of 8 nodes each reads one table of each live month, 2 in all; of 9 nodes both, 4 in all.

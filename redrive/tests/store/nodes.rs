@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use redrive::store::NodeSeen;
+use redrive::store::{KeyWalk, NodeSeen, Registration, Retention};
 
 use crate::harness::*;
 
@@ -29,9 +29,13 @@ async fn numbers_are_fresh_also_when_nodes_start_at_once(db: Db) {
 
 async fn a_number_is_never_used_again(db: Db) {
     let first = node(&db.store).await;
-    assert!(!db.store.forget_node(first).await.unwrap(), "it lives");
+    let forgotten = async || {
+        let (week, keep) = (later(7 * 86_400 + 1), Retention::default());
+        db.store.sweep_old(&keep, &mut KeyWalk::default(), week).await.unwrap().nodes
+    };
+    assert_eq!(forgotten().await, 0, "it lives");
     db.store.fence(first, 0).await.unwrap();
-    assert!(db.store.forget_node(first).await.unwrap());
+    assert_eq!(forgotten().await, 1);
     assert!(node(&db.store).await > first);
 }
 
@@ -60,8 +64,9 @@ async fn a_fenced_node_cannot_come_back(db: Db) {
 }
 
 async fn nodes_publish_what_they_handle(db: Db) {
-    let me = node(&db.store).await;
-    db.store.publish_methods(me, &["pay".into(), "退款".into()]).await.unwrap();
+    let methods = vec!["pay".into(), "退款".into()];
+    let who = Registration { methods, ..Registration::default() };
+    let me = db.store.register(&who, NOW).await.unwrap();
     db.store.announce_leave(me).await.unwrap();
     let seen = db.store.nodes().await.unwrap().remove(0);
     assert_eq!((seen.registration.methods, seen.leaving), (vec!["pay".to_owned(), "退款".to_owned()], true));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redrive::{Error, Store, StoreOptions};
+use redrive::{Context, Engine, Error, Store, StoreOptions, Verdict};
 
 use crate::harness::*;
 
@@ -16,6 +16,7 @@ layouts!(
     a_database_that_cannot_be_reached_says_so_without_the_password,
     a_read_only_database_changes_nothing,
     hosts_are_tried_in_their_order,
+    few_connections_are_enough,
 );
 
 async fn several_nodes_may_migrate_at_once(db: Db) {
@@ -135,4 +136,25 @@ async fn hosts_are_tried_in_their_order(db: Db) {
     let (start, rest) = db.url.split_once('@').unwrap();
     let store = Store::open_with(&format!("{start}@127.0.0.1:1,{rest}"), options()).await.unwrap();
     add(&store, new(1)).await;
+}
+
+/// Whoever listens for wake-ups does not take the only one.
+async fn few_connections_are_enough(db: Db) {
+    for n in 0..3 {
+        let mut few = options();
+        few.max_connections = n;
+        let store = Store::open_with(&db.url, few).await.unwrap();
+        let engine = Engine::builder(store).register("m", async |_: Context, _: u64| Ok::<(), Verdict>(()));
+        let engine = engine.start().await.unwrap();
+        let listeners = "SELECT COUNT(*) FROM pg_stat_activity \
+                         WHERE query = 'LISTEN \"redrive_' || md5(current_schema()) || '\"'";
+        let work = async {
+            while db.kind == Kind::Postgres && db.sql(listeners).await != Some(1) {}
+            engine.enqueue_many((0..10).map(new)).await.unwrap();
+            while db.count("retry_task").await > 0 {}
+        };
+        tokio::time::timeout(Duration::from_secs(60), work).await.expect("it stands still");
+        engine.stop().await;
+        while db.kind == Kind::Postgres && db.sql(listeners).await != Some(0) {}
+    }
 }

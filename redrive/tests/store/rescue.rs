@@ -1,5 +1,8 @@
+use std::collections::HashSet;
+use std::sync::Arc;
+
 use redrive::store::{DeadFilter, Slice};
-use redrive::{DeadReason, OnCrash, Outcome, Policy, Status, To};
+use redrive::{DeadReason, OnCrash, Outcome, Policy, Status, Task, To};
 
 use crate::harness::*;
 
@@ -14,6 +17,8 @@ layouts!(
     a_node_that_was_forgotten_is_rescued_from_too,
     a_backlog_behind_the_running_tasks_is_not_in_the_way,
     what_lies_behind_a_backlog_is_found_by_a_look_at_all_of_it,
+    one_that_the_database_refuses_does_not_keep_the_others_from_being_taken_back,
+    nor_does_one_whose_row_somebody_holds,
 );
 
 async fn what_a_fenced_node_held_waits_again(db: Db) {
@@ -92,7 +97,7 @@ async fn a_rescue_reads_only_its_slices(db: Db) {
 async fn a_node_that_was_forgotten_is_rescued_from_too(db: Db) {
     let (task, victim) = claimed(&db.store, new(1)).await;
     db.store.fence(victim, 0).await.unwrap();
-    assert!(db.store.forget_node(victim).await.unwrap());
+    db.sql("DELETE FROM redrive_node").await;
     let rescued = db.store.rescue(&slices(), NOW, 10).await.unwrap();
     assert_eq!(rescued.iter().map(|(t, _)| t.id).collect::<Vec<_>>(), [task.id]);
 }
@@ -118,4 +123,43 @@ async fn what_lies_behind_a_backlog_is_found_by_a_look_at_all_of_it(db: Db) {
     assert!(db.store.rescue(&slices(), later(9), 10).await.unwrap().is_empty(), "it is not at the head");
     let rescued = db.store.rescue_all(&slices(), later(9), 10).await.unwrap();
     assert_eq!(rescued.iter().map(|(task, _)| task.id).collect::<Vec<_>>(), [task.id]);
+}
+
+async fn one_that_the_database_refuses_does_not_keep_the_others_from_being_taken_back(db: Db) {
+    let ids = |rescued: Vec<(Arc<Task>, To)>| rescued.iter().map(|(task, _)| task.id).collect::<HashSet<_>>();
+    let victim = node(&db.store).await;
+    let once = Policy { on_crash: OnCrash::Dead, ..Policy::default() };
+    let refused = add(&db.store, new(13).policy(once.clone())).await;
+    let others = [add(&db.store, new(12).policy(once.clone())).await, add(&db.store, new(14).policy(once)).await];
+    let waits = add(&db.store, new(15)).await;
+    assert_eq!(claim_all(&db.store, victim, NOW).await.tasks.len(), 4);
+    db.store.fence(victim, 0).await.unwrap();
+    let ((refuse, allow), mut raw) = (refusal(db.kind), Raw::connect(&db).await);
+    raw.sql(refuse).await.unwrap();
+    let rescued = ids(db.store.rescue(&slices(), NOW, 10).await.unwrap());
+    assert_eq!(rescued, HashSet::from([others[0], others[1], waits]));
+    assert_eq!(db.store.get(refused).await.unwrap().unwrap().status, Status::Running);
+    assert!(db.store.rescue(&slices(), NOW, 10).await.unwrap().is_empty());
+    raw.sql(allow).await.unwrap();
+    assert_eq!(ids(db.store.rescue(&slices(), NOW, 10).await.unwrap()), HashSet::from([refused]));
+}
+
+/// A person in the middle of a transaction by hand, say. SQLite has no locks on rows: there all wait.
+async fn nor_does_one_whose_row_somebody_holds(db: Db) {
+    let victim = node(&db.store).await;
+    let (held, other) = (add(&db.store, new(1)).await, add(&db.store, new(2)).await);
+    assert_eq!(claim_all(&db.store, victim, NOW).await.tasks.len(), 2);
+    db.store.fence(victim, 0).await.unwrap();
+    let mut raw = Raw::connect(&db).await;
+    if db.kind != Kind::Sqlite {
+        raw.begin().await;
+        for table in [vec!["retry_task".into()], db.tables("task").await].concat() {
+            raw.sql(&format!("SELECT id FROM {table} WHERE id = {held} FOR UPDATE")).await.unwrap();
+        }
+        let rescued = db.store.rescue(&slices(), NOW, 10).await.unwrap();
+        assert_eq!(rescued.iter().map(|(task, _)| task.id).collect::<Vec<_>>(), [other]);
+        raw.sql("ROLLBACK").await.unwrap();
+    }
+    let rest = db.store.rescue(&slices(), NOW, 10).await.unwrap();
+    assert_eq!(rest.len(), if db.kind == Kind::Sqlite { 2 } else { 1 });
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use redrive::store::{ArchiveFilter, DeadFilter, EndedAs, MOST_LOOKED_AT, TaskFilter};
-use redrive::{DeadReason, Failure, NewTask, Outcome, TaskId};
+use redrive::{DeadReason, Failure, NewTask, Outcome, Task, TaskId};
 
 use crate::harness::*;
 
@@ -14,6 +14,7 @@ layouts!(
     tasks_are_found_by_id_and_due_time,
     letters_are_found_by_reason_and_owner,
     history_is_found_by_how_it_ended,
+    params_are_left_out_where_nobody_looks_at_them,
 );
 
 async fn a_look_is_bounded_and_goes_on(db: Db) {
@@ -152,4 +153,22 @@ async fn history_is_found_by_how_it_ended(db: Db) {
     assert_eq!(found(ArchiveFilter { ended_as: Some(EndedAs::Cancelled), ..all() }).await, [ids[0]]);
     assert_eq!(found(ArchiveFilter { reason: Some(DeadReason::FailedByHand), ..all() }).await, [ids[1]]);
     assert_eq!(found(all()).await.len(), 2);
+}
+
+async fn params_are_left_out_where_nobody_looks_at_them(db: Db) {
+    let ids = add_many(&db.store, 3).await;
+    db.store.cancel(ids[0], NOW).await.unwrap();
+    db.store.fail(ids[1], NOW).await.unwrap();
+    let lists = async |without_params: bool| {
+        let filter = TaskFilter { without_params, ..TaskFilter::default() };
+        let tasks = db.store.search(&filter, 10).await.unwrap().items;
+        let dead = db.store.search_dead(&filter.clone().into(), 10).await.unwrap().items;
+        let ended = db.store.search_archive(&filter.into(), 10).await.unwrap().items;
+        let dead = dead.into_iter().map(|letter| letter.task);
+        tasks.into_iter().chain(dead).chain(ended.into_iter().map(|entry| entry.task)).collect::<Vec<_>>()
+    };
+    let (whole, bare) = (lists(false).await, lists(true).await);
+    assert!(whole.len() == 3 && whole.iter().all(|task| !task.params.is_empty()), "{whole:?}");
+    let emptied = |task: Task| Task { params: String::new(), ..task };
+    assert_eq!(bare, whole.into_iter().map(emptied).collect::<Vec<_>>());
 }

@@ -22,6 +22,8 @@ layouts!(
     a_mixed_batch_is_settled_row_by_row,
     a_large_batch_is_settled_in_few_statements,
     settling_twice_is_lost_the_second_time,
+    settling_again_says_what_was_written,
+    what_was_written_before_others_failed_is_not_lost,
     a_settle_without_the_right_version_or_owner_is_lost,
     a_settle_after_a_fence_is_lost,
     a_rescue_between_the_select_and_the_delete_of_a_settle,
@@ -213,6 +215,62 @@ async fn settling_twice_is_lost_the_second_time(db: Db) {
         (db.count("retry_task").await, db.count("retry_dead").await, db.count("retry_archive").await),
         (1, 0, 0)
     );
+}
+
+async fn settling_again_says_what_was_written(db: Db) {
+    let node = node(&db.store).await;
+    add_many(&db.store, 7).await;
+    let tasks = claim_all(&db.store, node, NOW).await.tasks;
+    let fatal = || Outcome::Fatal(Failure::retry("x", "x"));
+    let outcomes = [
+        Outcome::Done,
+        Outcome::Done,
+        Outcome::Done,
+        timeout(),
+        fatal(),
+        Outcome::Cancel,
+        Outcome::Snooze(Duration::from_secs(60)),
+    ];
+    let change = |(t, o): (&Task, Outcome)| Settle::new(t.clone(), settle(t, &o, NOW, 0.0));
+    let mut batch: Vec<Settle> = tasks.iter().zip(outcomes).map(change).collect();
+    batch[1].follow_ups = vec![NewTask::new("told", &1).unwrap()];
+    batch[2].keep = Some(Kept::default());
+    let went = db.store.settle(&batch, NOW).await.unwrap();
+    assert!(!went.contains(&Settled::Lost));
+    assert_eq!(db.store.settle(&batch, NOW).await.unwrap(), [Settled::Lost; 7]);
+    batch.iter_mut().for_each(|s| s.again = true);
+    assert_eq!(db.store.settle(&batch, NOW).await.unwrap(), went);
+    assert_eq!(
+        (db.count("retry_task").await, db.count("retry_dead").await, db.count("retry_archive").await),
+        (3, 1, 2),
+        "nothing is written twice"
+    );
+    // What is still there was not written.
+    let (task, _) = claimed(&db.store, new(99)).await;
+    for outcome in [Outcome::Done, timeout(), fatal(), Outcome::Cancel] {
+        let mut stale = change((&Task { version: task.version + 7, ..task.clone() }, outcome));
+        stale.again = true;
+        stale.follow_ups = vec![NewTask::new("told", &2).unwrap()];
+        assert_eq!(db.store.settle(&[stale], NOW).await.unwrap(), [Settled::Lost]);
+    }
+}
+
+/// One settle is several transactions.
+async fn what_was_written_before_others_failed_is_not_lost(db: Db) {
+    let node = node(&db.store).await;
+    db.store.insert([1, 2, 13].map(new).into(), NOW).await.unwrap();
+    let mut tasks = claim_all(&db.store, node, NOW).await.tasks;
+    tasks.sort_by_key(|task| task.params.len());
+    let outcomes = [Outcome::Done, timeout(), Outcome::Fatal(Failure::retry("x", "x"))];
+    let change = |(t, o): (&Task, Outcome)| Settle::new(t.clone(), settle(t, &o, NOW, 0.0));
+    let mut batch: Vec<Settle> = tasks.iter().zip(outcomes).map(change).collect();
+    let ((refuse, allow), mut raw) = (refusal(db.kind), Raw::connect(&db).await);
+    raw.sql(refuse).await.unwrap();
+    assert!(!db.store.settle(&batch, NOW).await.unwrap_err().is_transient());
+    raw.sql(allow).await.unwrap();
+    batch.iter_mut().for_each(|s| s.again = true);
+    let wanted: Vec<Settled> = batch.iter().map(|s| Settled::Went(s.change.to)).collect();
+    assert_eq!(db.store.settle(&batch, NOW).await.unwrap(), wanted);
 }
 
 async fn a_settle_without_the_right_version_or_owner_is_lost(db: Db) {

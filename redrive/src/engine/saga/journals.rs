@@ -132,6 +132,15 @@ impl Journals {
         queue.aside.insert(id.to_owned(), of_it);
     }
 
+    /// It is one of all again.
+    fn bring_back(&self, id: &str) {
+        let mut queue = lock(&self.queue);
+        if let Some(of_it) = queue.aside.remove(id) {
+            queue.asked.extend(of_it);
+            self.more.notify_one();
+        }
+    }
+
     /// What is asked of a saga that was set aside. `None`: nothing any more, and it is one of all again.
     fn take_aside(&self, id: &str) -> Option<Vec<Asked>> {
         let mut queue = lock(&self.queue);
@@ -161,6 +170,12 @@ impl Asked {
     fn new(id: String, tell: Tell, answer: oneshot::Sender<Result<Answer>>) -> Self {
         Self { id, bytes: tell.bytes() + 500, tell, reread: false, lost: 0, answer }
     }
+
+    /// Whether it is the word of an attempt that is over: it ran out of time, or its node may not work any more. Another attempt may be
+    /// under way by now.
+    fn is_moot(&self) -> bool {
+        self.tell.is_of_an_attempt() && self.answer.is_closed()
+    }
 }
 
 /// The first of a queue, within the caps of a flush.
@@ -175,7 +190,11 @@ fn take_some(queue: &mut VecDeque<Asked>) -> Vec<Asked> {
 }
 
 fn stopped(id: &str) -> Error {
-    Error::Conflict { doing: "write the journal of", id: id.into(), why: "this engine has stopped".into() }
+    Error::Conflict {
+        doing: "write the journal of",
+        id: id.into(),
+        why: "this engine has stopped, or was cut off at it; whether it was written is not known".into(),
+    }
 }
 
 pub(in crate::engine) async fn run(shared: Arc<Shared>) {
@@ -207,10 +226,20 @@ pub(super) enum Locks {
 /// A saga whose row is held: what is asked of it is written when it can be. Boxed, as a flush may begin one.
 fn write_aside(shared: Arc<Shared>, id: String) -> BoxFuture<'static, ()> {
     Box::pin(async move {
+        let _back = Aside(shared.clone(), id.clone());
         while let Some(asked) = shared.sagas.journals.take_aside(&id) {
             flush(&shared, asked, Locks::Wait).await;
         }
     })
+}
+
+/// While a saga is written by itself. Whatever has become of that, it is one of all again when this goes: somebody writes what is asked of it.
+struct Aside(Arc<Shared>, String);
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        self.0.sagas.journals.bring_back(&self.1);
+    }
 }
 
 /// One saga of a flush.
@@ -252,7 +281,7 @@ impl Entry {
 
 /// Writes all of this. `false`: the database did not answer, and it is in the queue again.
 async fn flush(shared: &Arc<Shared>, asked: Vec<Asked>, locks: Locks) -> bool {
-    let mut entries = grouped(asked);
+    let mut entries = grouped(asked.into_iter().filter(|asked| !asked.is_moot()));
     if let Err(e) = find(shared, &mut entries).await {
         return fail(shared, entries, locks, &e).await;
     }
@@ -297,7 +326,7 @@ fn decided(shared: &Shared, mut entry: Entry, now: Timestamp) -> Option<(Append,
 }
 
 /// By saga, in the order in which they were asked for; but a start goes before what was said at the same time.
-fn grouped(asked: Vec<Asked>) -> Vec<Entry> {
+fn grouped(asked: impl Iterator<Item = Asked>) -> Vec<Entry> {
     let (mut places, mut entries): (HashMap<String, usize>, Vec<Entry>) = Default::default();
     for asked in asked {
         let place = *places.entry(asked.id.clone()).or_insert(entries.len());
@@ -409,8 +438,8 @@ async fn write(shared: &Arc<Shared>, ready: Vec<(Append, Entry, Outcome)>, locks
             for ((append, (entry, outcome)), won) in appends.into_iter().zip(ready).zip(written) {
                 if won { accept(shared, append, entry, outcome) } else { lose(shared, &append, entry) }
             }
-            if others && let Err(e) = shared.store.wake_others().await {
-                tracing::debug!(error = %e, "other nodes could not be woken; their scans will find what is due");
+            if others {
+                shared.wake.others.notify_one();
             }
             true
         }
@@ -504,7 +533,7 @@ async fn leave_held(shared: &Arc<Shared>, mut entries: Vec<Entry>, e: &Error) ->
         tracing::warn!(saga = id, error = %e, "a saga is held up; it is written by itself, and others go on");
         journals.set_aside(&id);
         journals.put_back(entries.into_iter().flat_map(Entry::again).collect());
-        tokio::spawn(write_aside(shared.clone(), id));
+        tokio::spawn(shared.part("journals", |shared| write_aside(shared, id)));
         return true;
     }
     let others = entries.split_off(entries.len() / 2);

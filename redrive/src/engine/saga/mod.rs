@@ -37,7 +37,7 @@ use crate::error::{Error, Result};
 use crate::new_task::NewTask;
 use crate::policy::{OnExhausted, Policy};
 use crate::saga::{
-    Definition, Event, Flow, Op, Saga, State, StepCx, StepError, StepRunner, UndoKind, Work, undo_policy,
+    Definition, Doer, Event, Flow, Op, Saga, State, StepCx, StepError, StepRunner, UndoKind, Work, undo_policy,
 };
 use crate::settle::Outcome;
 use crate::store::{Store, TaskFilter};
@@ -135,7 +135,7 @@ impl Builder {
             Box::pin(async move { attempt(&journals, &store, &*runner, cx, &task).await })
         };
         let part = |params: &str| serde_json::from_str::<StepParams>(params).ok()?.part;
-        self.handlers.insert(method.clone(), Handler::raw(method, options, run, part));
+        self.add(Handler::raw(method, options, run, part));
         self.sagas.any = true;
         self
     }
@@ -150,14 +150,18 @@ impl Builder {
     /// What the engine needs for sagas; with them come handlers of our own.
     pub(super) fn gather_sagas(&mut self) -> Result<Desk> {
         if self.sagas.any {
-            self.handlers.insert(ENDED.into(), self.ended_handler());
-            self.handlers.insert(STOP.into(), self.stop_handler());
+            self.add(self.ended_handler());
+            self.add(self.stop_handler());
         }
         let SagaSetup { journals, definitions, hook, engine, any } = std::mem::take(&mut self.sagas);
         let mut named = HashMap::new();
         for definition in definitions {
             let json = serde_json::to_string(&definition).map_err(|e| Error::invalid("saga", e.to_string()))?;
-            named.insert(definition.name.clone(), (journals.memory.flow(definition)?, json));
+            let name = definition.name.clone();
+            let twice = format!("{name:?} is the name of two sagas; give one of them another");
+            if named.insert(name, (journals.memory.flow(definition)?, json)).is_some() {
+                return Err(Error::invalid("saga", twice));
+            }
         }
         Ok(Desk { journals, named, times: Times::default(), hook, engine, any })
     }
@@ -207,14 +211,15 @@ async fn attempt(
         Ok(params) => params,
         Err(undecodable) => return undecodable.into(),
     };
-    let saga = match wanted(journals, store, &params, !is_just_made(task)).await {
+    let saga = match wanted(journals, store, &params, task).await {
         Ok(Wanted::Yes(saga)) => saga,
-        Ok(Wanted::Stopped) => return leave(journals, &params, is_first(task)).await.into(),
+        Ok(Wanted::Stopped) => return leave(journals, &params, task).await.into(),
+        Ok(Wanted::Later) => return Outcome::Snooze(ANOTHERS).into(),
         Ok(Wanted::No) => return Outcome::Done.into(),
         Err(e) => return failed(&e).into(),
     };
-    let (id, work) = (params.saga, params.work);
-    let cx = StepCx { context, saga, id, work };
+    let doer = doer(&params, task);
+    let cx = StepCx { context, saga, id: params.saga, work: params.work };
     let ended = runner.run(&cx).await.and_then(|output| accepted(store, task, cx.op(), output));
     let event = match ended {
         Ok(output) => Event::Done { work: cx.work.clone(), output, by: None },
@@ -231,7 +236,7 @@ async fn attempt(
         Err(StepError::Unknown(error)) => gone_wrong(&cx.work, false, &error),
         Err(StepError::Failed(failure)) => gone_wrong(&cx.work, false, &failure.message),
     };
-    end(journals, &cx, event).await.into()
+    end(journals, &cx, event, doer).await.into()
 }
 
 /// Whether nobody can have tried this before: only then does a refusal say that it has had no effect. A task that was written as running
@@ -249,44 +254,56 @@ fn is_just_made(task: &Task) -> bool {
     is_first(task) && task.locked_at.is_some_and(|taken| taken.since(task.created_at) < JUST_NOW)
 }
 
+/// How long a task waits for another one that has its work.
+const ANOTHERS: Duration = Duration::from_secs(5);
+
 /// Whether a saga wants some work to be done.
 enum Wanted {
     Yes(Arc<State>),
     /// Not any more: it goes back, and waits to hear how this ends.
     Stopped,
+    /// Another task has it, which was made or brought back since.
+    Later,
     /// It is decided, or gone: there is nothing to do.
     No,
 }
 
 /// Whether its saga still wants this. What is known here may be out of date: whoever is not wanted, or was not made just now, or was made
-/// by another node of something newer, looks again. What had failed, and a person has brought back, is begun again in the journal before it is: otherwise the saga could be sent
-/// elsewhere while it runs.
-async fn wanted(journals: &Journals, store: &Store, params: &StepParams, fresh: bool) -> Result<Wanted> {
-    let (id, work) = (&params.saga, &params.work);
-    if !fresh
+/// by another node of something newer, looks again. What a person has brought back, or a node has died with, is begun again in the journal
+/// before it is: otherwise the saga could be sent elsewhere while it runs, or take it for failed when it hears so of who had it before.
+async fn wanted(journals: &Journals, store: &Store, params: &StepParams, task: &Task) -> Result<Wanted> {
+    let (id, work, doer) = (&params.saga, &params.work, doer(params, task));
+    let is_its = |saga: &State| saga.is_awaited(work) && saga.begun(work).is_by(&doer);
+    if is_just_made(task)
         && let Some(saga) = journals.memory.get(store, id, false).await?
         && params.seq.is_some_and(|seq| saga.seq >= seq)
         && saga.wants(work)
-        && saga.is_awaited(work)
+        && is_its(&saga)
     {
         return Ok(Wanted::Yes(saga));
     }
     let Some(mut saga) = journals.memory.get(store, id, true).await? else { return Ok(Wanted::No) };
-    if saga.wants(work) && !saga.is_awaited(work) {
-        saga = journals.tell(id, Tell::Again(work.clone())).await?.state;
+    if saga.wants(work) && !is_its(&saga) {
+        saga = journals.tell(id, Tell::Again(work.clone(), doer)).await?.state;
     }
-    Ok(match () {
-        () if saga.wants(work) => Wanted::Yes(saga),
-        () if saga.is_awaited(work) => Wanted::Stopped,
-        () => Wanted::No,
+    Ok(match (saga.wants(work), saga.is_awaited(work)) {
+        (true, true) if is_its(&saga) => Wanted::Yes(saga),
+        (true, true) => Wanted::Later,
+        (false, true) => Wanted::Stopped,
+        (_, false) => Wanted::No,
     })
+}
+
+/// Who a task's attempt is for its saga.
+fn doer(params: &StepParams, task: &Task) -> Doer {
+    Doer { task: task.id, crashes: task.crashes, origin: task.origin_id, made: params.seq }
 }
 
 /// Its saga has turned back before this attempt, and [`STOP`] has not come for it yet. Without a word about it the saga would wait for
 /// ever. Only of what nobody has tried before is it known that it had no effect.
-async fn leave(journals: &Journals, params: &StepParams, untried: bool) -> Outcome {
-    let event = gone_wrong(&params.work, untried, "stopped: the saga goes back");
-    match journals.tell(&params.saga, Tell::Event(event)).await {
+async fn leave(journals: &Journals, params: &StepParams, task: &Task) -> Outcome {
+    let event = gone_wrong(&params.work, is_first(task), "stopped: the saga goes back");
+    match journals.tell(&params.saga, Tell::GivenUp { failed: event, task: task.id, made: params.seq }).await {
         Ok(_) | Err(Error::NotFound { .. }) => Outcome::Done,
         Err(e) => failed(&e),
     }
@@ -339,12 +356,13 @@ fn gone_wrong(work: &Work, refused: bool, error: &str) -> Event {
 }
 
 /// Has an outcome written, and says what becomes of the task: if the saga needs a person because of it, a dead letter.
-async fn end(journals: &Journals, cx: &StepCx, event: Event) -> Outcome {
+async fn end(journals: &Journals, cx: &StepCx, event: Event, doer: Doer) -> Outcome {
     let error = match &event {
         Event::Failed { error, .. } => Some(error.clone()),
         _ => None,
     };
-    match journals.tell(&cx.id, Tell::Event(event)).await {
+    let tell = if error.is_some() { Tell::Failed(event, doer) } else { Tell::Event(event) };
+    match journals.tell(&cx.id, tell).await {
         Ok(answer) => match error {
             Some(error) if answer.state.wants(&cx.work) => Outcome::Fatal(Failure::reject("refused", error)),
             _ => Outcome::Done,
@@ -365,7 +383,8 @@ async fn hear(journals: &Journals, failure: FinalFailure) -> Result<(), Verdict>
     let error = failure.error.unwrap_or_else(|| why.clone().unwrap_or_default());
     let error = format!("{}: {error}", why.unwrap_or_default());
     let event = gone_wrong(&params.work, failure.untouched && params.work.op == Op::Run, &error);
-    match journals.tell(&params.saga, Tell::Event(event)).await {
+    let given_up = Tell::GivenUp { failed: event, task: failure.task_id, made: params.seq };
+    match journals.tell(&params.saga, given_up).await {
         Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
         Err(e) => Err(e.into()),
     }

@@ -13,6 +13,7 @@ use crate::id::TaskId;
 use crate::saga::{Definition, Event, Flow, SagaState, State, Why, Work};
 use crate::store::{AuditEntry, Begins, Connection, DeadFilter, SagaFilter, SagaRecord, SagaSummary, TaskFilter};
 use crate::task::{Status, Task, limits};
+use crate::unbroken::unbroken;
 
 use crate::engine::Engine;
 
@@ -259,20 +260,49 @@ impl Sagas<'_> {
         self.act(id, wish, "saga.forward", None, by, note).await
     }
 
-    /// Tries now what waits to be tried again, and again what was given up; how many tasks that are.
+    /// Tries now what waits to be tried again, and again what was given up; how many tasks that are. These are several transactions, of
+    /// which the last one writes the audit: once begun it goes on, also if nobody waits for it any more.
     pub async fn retry_now(&self, id: &str, by: Option<&str>, note: Option<&str>) -> Result<usize> {
-        let (store, who) = (self.0.store(), by.unwrap_or(PROGRAM));
+        let (engine, id) = (self.0.clone(), id.to_owned());
+        let (by, note) = (by.map(str::to_owned), note.map(str::to_owned));
+        unbroken(async move { Sagas(&engine).retry_all(&id, by.as_deref(), note.as_deref()).await }).await
+    }
+
+    async fn retry_all(&self, id: &str, by: Option<&str>, note: Option<&str>) -> Result<usize> {
         if !is_id(id) {
             return Err(not_found(id));
         }
+        let (store, mut tried) = (self.0.store(), 0);
+        let audit = |after: Value| entry("saga.retry", id, Some(after), by, note);
+        let retried = match self.retry_tasks(id, by.unwrap_or(PROGRAM), &mut tried).await {
+            Err(e) => Err(e),
+            Ok(again) if again.is_empty() => {
+                store.audit(&audit(json!({ "tasks": tried })), self.0.now()).await.map(|_| ())
+            }
+            Ok(again) => {
+                tried += again.len();
+                let wish = Tell::Wish(Wish::Again(again), Some(audit(json!({ "tasks": tried }))));
+                self.tell(id, wish).await.map(|_| ())
+            }
+        };
+        if let (Err(e), true) = (&retried, tried > 0) {
+            // What was done is in the audit, whatever was not.
+            store.audit(&audit(json!({ "tasks": tried, "error": e.to_string() })), self.0.now()).await?;
+        }
+        self.0.wake();
+        retried.map(|()| tried)
+    }
+
+    /// Tries its tasks now, and brings its letters back; counts them, and gives what has failed and has neither.
+    async fn retry_tasks(&self, id: &str, who: &str, tried: &mut usize) -> Result<Vec<Work>> {
+        let (store, now) = (self.0.store(), self.0.now());
         let (state, tasks) = self.after_failing(id).await?;
-        let now = self.0.now();
         let wanted = |task: &Task| Some(step_of(task)?.work).filter(|work| state.wants(work));
-        let (mut tried, mut covered) = (0, Vec::new());
+        let mut covered = Vec::new();
         for task in &tasks {
             covered.extend(wanted(task));
             let waits = wanted(task).is_some() && task.status == Status::Pending;
-            tried += usize::from(waits && store.retry_now(task.id, Some(who), now).await.is_ok());
+            *tried += usize::from(waits && store.retry_now(task.id, Some(who), now).await.is_ok());
         }
         let letters = self.letters(id).await?;
         let mut ids: Vec<TaskId> = Vec::new();
@@ -282,17 +312,8 @@ impl Sagas<'_> {
                 ids.push(letter.id);
             }
         }
-        tried += store.redrive(&ids, None, who, now).await?.len();
-        let again: Vec<Work> = state.stuck_work().into_iter().filter(|work| !covered.contains(work)).collect();
-        tried += again.len();
-        let audit = entry("saga.retry", id, Some(json!({ "tasks": tried })), by, note);
-        if again.is_empty() {
-            store.audit(&audit, now).await?;
-        } else {
-            self.tell(id, Tell::Wish(Wish::Again(again), Some(audit))).await?;
-        }
-        self.0.wake();
-        Ok(tried)
+        *tried += store.redrive(&ids, None, who, now).await?.len();
+        Ok(state.stuck_work().into_iter().filter(|work| !covered.contains(work)).collect())
     }
 
     /// A saga and its tasks. One whose failure is in the journal, but which has not become a dead letter yet, is waited for.

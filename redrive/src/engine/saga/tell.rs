@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
-use crate::saga::{Event, Flow, Illegal, Next, SagaState, State, Work, advance};
+use crate::id::TaskId;
+use crate::saga::{Begun, Doer, Event, Flow, Illegal, Next, SagaState, State, Work, advance};
 use crate::store::{AuditEntry, Begins};
 use crate::task::KeyHash;
 
@@ -22,8 +23,12 @@ pub(super) enum Tell {
     Begin(Beginning),
     /// How something ended.
     Event(Event),
-    /// What had failed begins again, in a task that is there.
-    Again(Work),
+    /// What had failed begins again in a task that is there, or what is under way is taken over by it.
+    Again(Work, Doer),
+    /// Some work has failed, if this is still who has it.
+    Failed(Event, Doer),
+    /// The same of a task that was given up, which was made when the saga had so many events.
+    GivenUp { failed: Event, task: TaskId, made: Option<i64> },
     /// What a person or another system wants.
     Wish(Wish, Option<AuditEntry>),
     /// The time.
@@ -31,13 +36,22 @@ pub(super) enum Tell {
 }
 
 impl Tell {
+    /// Whether it counts only while somebody waits for the answer: who has gone by then has another attempt to come, or none.
+    pub(super) fn is_of_an_attempt(&self) -> bool {
+        matches!(self, Self::Again(..) | Self::Failed(..) | Self::GivenUp { .. })
+    }
+
     /// Roughly how many bytes it adds to a write.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Begin(beginning) => beginning.begins.definition.len() + beginning.begins.input.len(),
             Self::Event(event) | Self::Wish(Wish::Event(event), _) => event_bytes(event),
             Self::Wish(Wish::Resolve { output, .. }, _) => weight(output),
-            Self::Wish(Wish::Skip { .. } | Wish::Again(_), _) | Self::Again(_) | Self::Look => 0,
+            Self::Wish(Wish::Skip { .. } | Wish::Again(_), _)
+            | Self::Again(..)
+            | Self::Failed(..)
+            | Self::GivenUp { .. }
+            | Self::Look => 0,
         }
     }
 }
@@ -138,7 +152,17 @@ impl Outcome {
             }
             Tell::Begin(_) => self.add([Some(Event::Began)], now).map_err(conflict),
             Tell::Event(event) => self.add([Some(event.clone())], now).map_err(conflict),
-            Tell::Again(work) => self.begin_again(work, now).map_err(conflict),
+            Tell::Again(work, doer) => {
+                let begun = self.state.begun(work);
+                match self.state.is_awaited(work) && !begun.passes_to(doer) {
+                    true => Ok(false), // it is somebody else's
+                    false => self.begin_again(work, doer, now).map_err(conflict),
+                }
+            }
+            Tell::Failed(failed, doer) => self.fail(failed, |begun| begun.is_by(doer), now).map_err(conflict),
+            Tell::GivenUp { failed, task, made } => {
+                self.fail(failed, |begun| begun.is_of(*task, *made), now).map_err(conflict)
+            }
             Tell::Look => self.add([None], now).map_err(conflict),
             Tell::Wish(wish, audit) => {
                 if wish.was_heard(&self.state).map_err(conflict)? {
@@ -171,10 +195,17 @@ impl Outcome {
         Ok(self.events.len() > before)
     }
 
+    /// Some work has failed, if whoever says so has it.
+    fn fail(&mut self, failed: &Event, has_it: impl Fn(Begun) -> bool, now: Timestamp) -> Result<bool, String> {
+        let is_theirs = failed.work().is_some_and(|work| has_it(self.state.begun(work)));
+        self.add(is_theirs.then(|| Some(failed.clone())), now)
+    }
+
     /// Some work begins again without a new task: whoever says so has one.
-    fn begin_again(&mut self, work: &Work, now: Timestamp) -> Result<bool, String> {
+    fn begin_again(&mut self, work: &Work, doer: &Doer, now: Timestamp) -> Result<bool, String> {
         let before = self.start.len();
-        let is_new = self.add([Some(Event::Started { work: work.clone() })], now)?;
+        let started = Event::Started { work: work.clone(), task: Some(doer.task), crashes: doer.crashes };
+        let is_new = self.add([Some(started)], now)?;
         let own = self.start.iter().skip(before).position(|(started, _)| started == work);
         own.into_iter().for_each(|own| _ = self.start.remove(before + own));
         Ok(is_new)
@@ -216,7 +247,7 @@ impl Wish {
             Self::Resolve { step, output, by } => {
                 vec![Event::Done { work: open(step)?, output: output.clone(), by: Some(by.clone()) }]
             }
-            Self::Again(work) => work.iter().map(|work| Event::Started { work: work.clone() }).collect(),
+            Self::Again(work) => work.iter().cloned().map(Event::started).collect(),
         })
     }
 }
@@ -236,4 +267,82 @@ pub(super) fn input_hash(name: &str, input: &Value) -> KeyHash {
     hasher.update(name.as_bytes()).update(b"\0");
     crate::new_task::hash_canonical(input, &mut hasher);
     KeyHash(hasher.finalize().as_bytes().first_chunk().copied().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::saga::{Op, StepDef, UndoKind};
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::EPOCH;
+
+    /// A saga whose only step, a point of no return, is under way: if it fails, a person is needed.
+    fn under_way() -> Outcome {
+        let step = StepDef { name: "pay".into(), pivot: true, undo: UndoKind::Irreversible, ..StepDef::default() };
+        let definition = crate::saga::Definition { name: "t".into(), steps: vec![step], ..Default::default() };
+        let flow = Arc::new(Flow::new(definition).unwrap());
+        let state = State::new(flow, Arc::new(json!(1)));
+        let mut outcome = Outcome::new(state, NOW, [0; 16], None);
+        outcome.add([Some(Event::Began)], NOW).unwrap();
+        outcome
+    }
+
+    fn pay() -> Work {
+        Work { step: Some("pay".into()), op: Op::Run, round: 1 }
+    }
+
+    fn task(n: i64) -> TaskId {
+        n.to_string().parse().unwrap()
+    }
+
+    fn doer(n: i64, crashes: u32, origin: Option<i64>, made: i64) -> Doer {
+        Doer { task: task(n), crashes, origin: origin.map(task), made: Some(made) }
+    }
+
+    fn failed() -> Event {
+        Event::Failed { work: pay(), refused: false, error: "who knows".into() }
+    }
+
+    #[test]
+    fn a_failure_counts_if_it_is_of_who_has_the_work() {
+        let (first, made) = (doer(1, 0, None, 2), Some(2));
+        let after_crash = Doer { crashes: 1, ..first };
+        let brought_back = doer(2, 0, Some(1), 2);
+        let given_up = |task: TaskId| Tell::GivenUp { failed: failed(), task, made };
+        let again = |doer: Doer| Tell::Again(pay(), doer);
+        // What it is told one after the other, and whether each is new.
+        let stories: [&[(Tell, bool)]; 6] = [
+            &[(Tell::Failed(failed(), first), true)],
+            &[
+                (again(after_crash), true),
+                (Tell::Failed(failed(), first), false),
+                (Tell::Failed(failed(), after_crash), true),
+            ],
+            &[(again(after_crash), true), (given_up(task(1)), true)],
+            &[(again(brought_back), true), (given_up(task(1)), false), (given_up(task(2)), true)],
+            &[(given_up(task(1)), true), (again(brought_back), true), (Tell::Failed(failed(), brought_back), true)],
+            &[(again(brought_back), true), (again(after_crash), false), (again(doer(3, 0, Some(2), 2)), true)],
+        ];
+        for (i, story) in stories.into_iter().enumerate() {
+            let mut saga = under_way();
+            for (tell, is_new) in story {
+                assert_eq!(saga.tell("t", tell, NOW).unwrap(), *is_new, "story {i}: {tell:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn work_that_was_started_anew_is_nobodys_who_had_it_before() {
+        let mut saga = under_way();
+        let (old, made) = (doer(1, 0, None, 2), Some(2));
+        assert!(saga.tell("t", &Tell::Failed(failed(), old), NOW).unwrap());
+        assert!(saga.tell("t", &Tell::Wish(Wish::Again(vec![pay()]), None), NOW).unwrap());
+        assert!(!saga.tell("t", &Tell::GivenUp { failed: failed(), task: task(1), made }, NOW).unwrap());
+        assert!(!saga.tell("t", &Tell::Again(pay(), doer(2, 0, Some(1), 2)), NOW).unwrap());
+        let new = doer(3, 0, None, saga.state.seq);
+        assert!(saga.tell("t", &Tell::Failed(failed(), new), NOW).unwrap());
+    }
 }

@@ -1,0 +1,97 @@
+//! First tries of callers, as gates see them: held back while a gate is open, counted like attempts of tasks, and now and then a probe.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Timestamp;
+use crate::gate::GateState;
+use crate::settle::Outcome;
+use crate::task::Lane;
+
+use super::gates::Pass;
+use super::{Engine, Shared};
+
+impl Engine {
+    /// Whether a first try of a caller may be made now, and as what; else until when its lane is held back.
+    pub(crate) fn pass_inline(
+        &self,
+        method: &str,
+        part: Option<&str>,
+    ) -> std::result::Result<Inline, Option<Timestamp>> {
+        let shared = &self.0;
+        let lane = part.map_or_else(|| Lane::of(method), |part| Lane::part(method, part));
+        let known = shared.with_gate(lane, |lane| (lane.effective(), lane.gate.open_until, lane.gate.generation));
+        let inline = |pass| Inline { shared: shared.clone(), lane, pass };
+        let Some((state, until, generation)) = known else { return Ok(inline(Pass::Uncounted)) };
+        let pass = match state {
+            GateState::Open => return Err(until),
+            GateState::HalfOpen => Pass::Probe(shared.limits().use_probe(lane).ok_or(None)?),
+            GateState::Closed => Pass::Through(generation),
+        };
+        Ok(inline(pass))
+    }
+}
+
+/// A first try of a caller, as gates see it.
+#[derive(Debug)]
+pub(crate) struct Inline {
+    shared: Arc<Shared>,
+    lane: Lane,
+    pass: Pass,
+}
+
+impl Inline {
+    /// What became of it.
+    pub(crate) fn end(mut self, method: &str, part: Option<&str>, outcome: &Outcome, took: Duration) {
+        let (pass, name) = (std::mem::replace(&mut self.pass, Pass::Uncounted), || part.unwrap_or(method).to_owned());
+        self.shared.count_call(self.lane, pass, outcome, took, &name);
+    }
+}
+
+impl Drop for Inline {
+    /// The caller is gone in the middle of it: a probe says nothing then.
+    fn drop(&mut self) {
+        if let Pass::Probe(cycle) = self.pass {
+            self.shared.gates.give_back(self.lane, cycle);
+        }
+    }
+}
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use super::*;
+    use crate::context::Context;
+    use crate::engine::MethodOptions;
+    use crate::engine::limits::Passage;
+    use crate::gate::{Gate, GateConfig};
+    use crate::store::Store;
+
+    /// A web client that hangs up while its request is the probe.
+    #[tokio::test]
+    async fn a_probe_whose_caller_goes_away_is_given_to_another() {
+        let (store, lane, config) =
+            (Store::open("sqlite::memory:").await.unwrap(), Lane::of("m"), GateConfig::default());
+        let options = MethodOptions::default().gate(config.clone());
+        let handler = async |_: Context, (): ()| Ok(());
+        let builder = Engine::builder(store.clone()).register_with("m", options, handler).by_hand();
+        let engine = builder.start().await.unwrap();
+        let (shared, now) = (&engine.0, engine.now());
+        let closed = Gate::new(lane, "m", now);
+        let open = closed.opened(&config, 0.0, "it is down", now);
+        assert!(store.move_gate(&closed, &open).await.unwrap());
+        let half_open = open.half_opened(now + Duration::from_secs(3600)).unwrap();
+        assert!(store.move_gate(&open, &half_open).await.unwrap());
+        assert!(store.take_probes(&half_open, 1, 3, now).await.unwrap());
+        shared.read_gates(now).await.unwrap();
+        shared.limits().set_passage(lane, Passage::Probes(1, half_open.generation), now);
+
+        let given = async || store.gates().await.unwrap()[0].probes_given;
+        let inline = engine.pass_inline("m", None).unwrap();
+        assert!(engine.pass_inline("m", None).is_err(), "there was one");
+        assert_eq!(given().await, 1);
+        drop(inline);
+        shared.do_gate_work(now).await.unwrap();
+        assert_eq!(given().await, 0);
+        engine.stop().await;
+    }
+}
