@@ -8,6 +8,8 @@
     not(test),
     warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::todo)
 )]
+// They panic when nobody listens any more (`| head`).
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 #[allow(clippy::indexing_slicing, reason = "a tool for measuring: a panic in it is a report")]
 mod bench;
@@ -45,11 +47,11 @@ pub fn run() -> ExitCode {
 /// Says what went wrong, with its causes where they add something.
 fn failed(e: &anyhow::Error) -> ExitCode {
     let Some(code) = cli::exit_code(e) else { return ExitCode::SUCCESS };
-    eprintln!("redrive: {}", cli::plain(&e.to_string()));
+    cli::aside(format!("redrive: {e}"));
     let mut said = e.to_string();
     for cause in e.chain().skip(1).map(ToString::to_string) {
         if !said.contains(&cause) {
-            eprintln!("  because: {}", cli::plain(&cause));
+            cli::aside(format!("  because: {cause}"));
             said = cause;
         }
     }
@@ -60,6 +62,7 @@ fn failed(e: &anyhow::Error) -> ExitCode {
 fn init_logging(format: LogFormat, what: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| what.into());
     let ours = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let ours = ours.log_internal_errors(false); // it would tell standard error that nobody reads standard error, and panic
     match format {
         LogFormat::Text => ours.with_ansi(std::io::stderr().is_terminal()).init(),
         LogFormat::Json => ours.json().flatten_event(true).init(),

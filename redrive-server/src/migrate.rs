@@ -8,7 +8,7 @@ use indicatif::ProgressBar;
 use redrive::Store;
 use redrive::store::{Layout, Node};
 
-use crate::cli::Database;
+use crate::cli::{Database, line};
 
 #[derive(Debug, Args)]
 pub(crate) struct Migrate {
@@ -45,8 +45,7 @@ impl Migrate {
             (Some(Wanted::Single), layout) => bail!("the layout is {layout}; there is no way back to a single table"),
             (Some(Wanted::Monthly), _) => self.go_monthly(&store).await?,
         }
-        println!("{}: the schema is up to date; layout: {}", store.shown_url(), store.layout());
-        Ok(())
+        Ok(line(format!("{}: the schema is up to date; layout: {}", store.shown_url(), store.layout()))?)
     }
 
     async fn go_monthly(&self, store: &Store) -> anyhow::Result<()> {

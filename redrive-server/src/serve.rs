@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use redrive::guard::{Guards, GuardsBuilder};
 use redrive::store::Role;
 use redrive::{Engine, LogFormat, Store};
 use tokio_util::sync::CancellationToken;
@@ -51,7 +52,7 @@ pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
     };
     let builder = crate::saga::install(delivery.clone().install(builder), &delivery);
     let engine = builder.start().await?;
-    let guards = guards.start().await?;
+    let guards = guarded(guards, &engine).await?;
     let bound = async {
         let server = Server::bind(listen, engine.clone(), delivery, Some(guards.clone()), metrics).await?;
         Ok((server, first_token(&store, listen).await?)) // not before it is certain that it will be shown
@@ -86,6 +87,15 @@ pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
         again = signals.next_wish() => say!("{again}: stopped at once"),
     }
     Ok(())
+}
+
+/// The guards, started; if they do not start, the engine is not left running.
+async fn guarded(guards: GuardsBuilder, engine: &Engine) -> redrive::Result<Guards> {
+    let started = guards.start().await;
+    if started.is_err() {
+        engine.stop().await;
+    }
+    started
 }
 
 /// On the first start there is nobody who could make a token: so one is made, and shown. Not where others could be first.

@@ -105,6 +105,16 @@ fn a_request_is_delivered_until_it_succeeds() {
 }
 
 #[test]
+fn all_that_is_wrong_with_a_task_is_said_at_once() {
+    let server = Server::start("");
+    let new = json!({ "http": { "method": "no method", "url": "nowhere" }, "business_type": "order" });
+    let (status, problem) = server.json("POST", "/api/v1/tasks", &new);
+    let fields: Vec<&str> =
+        problem["errors"].as_array().unwrap().iter().map(|error| error["field"].as_str().unwrap()).collect();
+    assert_eq!((status, &fields[..]), (422, &["method", "url", "business_id"][..]), "{problem}");
+}
+
+#[test]
 fn a_caller_can_wait_for_the_first_try() {
     let (port, got) = flaky();
     let server = Server::start("[http]\nallow = ['127.0.0.0/8']\n[defaults]\nbackoff = { fixed = '1h' }");
@@ -117,10 +127,16 @@ fn a_caller_can_wait_for_the_first_try() {
     assert_eq!(task["created_by"], "admin");
     let (status, second) = server.json("POST", "/api/v1/tasks", &new);
     assert_eq!((status, &second["state"], &second["result"]["status"]), (200, &json!("done"), &json!(200)), "{second}");
+    let mut unmet = new.clone();
+    unmet["policy"] = json!({ "success_if": "status == 201" });
+    let (status, unmet) = server.json("POST", "/api/v1/tasks", &unmet);
+    let why = "the answer does not satisfy the success condition: 200 OK";
+    assert_eq!((status, &unmet["error"]), (202, &json!(why)), "{unmet}");
     let new = json!({ "http": { "url": "http://localhost:1/" }, "wait": true });
     let (status, refused) = Server::start("").json("POST", "/api/v1/tasks", &new);
     assert_eq!((status, &refused["state"]), (200, &json!("rejected")), "{refused}");
-    assert_eq!(got.iter().take(2).count(), 2);
+    assert!(!refused["error"].as_str().unwrap().contains("rejected"), "the state is said once: {refused}");
+    assert_eq!(got.iter().take(3).count(), 3);
 }
 
 /// What is enqueued under a key and what is waited for under it are the same task.
@@ -151,6 +167,41 @@ fn a_key_holds_for_who_waits_as_for_who_enqueues() {
     assert!(requests[0].contains("idempotency-key: a") && requests[1].contains("idempotency-key: b"), "{requests:?}");
     let (_, task) = server.json("GET", &format!("/api/v1/tasks/{}", first["id"].as_str().unwrap()), &Value::Null);
     assert_eq!((&task["created_by"], &task["business_id"]), (&json!("admin"), &json!("7")), "{task}");
+}
+
+/// What an answer says of a first try is so whatever the settings of the method are: those are for programs.
+#[test]
+fn the_settings_of_http_change_nothing_for_who_waits() {
+    for persist in ["manual", "retry_only", "never", "always"] {
+        let (port, got) = flaky();
+        let server = Server::start(&format!(
+            "[http]\nallow = ['127.0.0.0/8']\n[methods.http]\npersist = '{persist}'\nbackoff = {{ fixed = '1h' }}"
+        ));
+        let http = json!({ "url": format!("http://127.0.0.1:{port}/"), "body": "{\"cents\":4200}" });
+        let (status, first) = server.json("POST", "/api/v1/tasks", &json!({ "http": http, "wait": true }));
+        assert_eq!((status, &first["state"]), (202, &json!("deferred")), "{persist}: {first}");
+        let keyed = json!({ "http": http, "wait": true, "key": "k" });
+        assert_eq!(server.json("POST", "/api/v1/tasks", &keyed).1["state"], "done", "{persist}");
+        assert_eq!(server.json("POST", "/api/v1/tasks", &keyed).1["existed"], true, "{persist}");
+        assert_eq!(got.try_iter().count(), 2, "{persist}: the key was sent once");
+    }
+}
+
+#[test]
+fn a_callers_own_policy_wins_over_the_settings_of_its_method() {
+    let server = Server::start("[methods.http]\nmax_attempts = 9\nmax_crashes = 2\n[methods.charge]\nmax_attempts = 9");
+    let http = json!({ "url": "https://example.invalid/" });
+    for mut new in [json!({ "http": http }), json!({ "method": "charge" })] {
+        new["policy"] = json!({ "max_attempts": 3 });
+        new["delay"] = "1h".into();
+        let (status, enqueued) = server.json("POST", "/api/v1/tasks", &new);
+        assert_eq!(status, 201, "{enqueued}");
+        let (_, task) =
+            server.json("GET", &format!("/api/v1/tasks/{}", enqueued["id"].as_str().unwrap()), &Value::Null);
+        assert_eq!(task["policy"]["max_attempts"], 3, "{task}");
+        let crashes = if new.get("http").is_some() { json!(2) } else { Value::Null };
+        assert_eq!(task["policy"]["max_crashes"], crashes, "what it does not say is as the settings have it: {task}");
+    }
 }
 
 #[test]
@@ -196,6 +247,14 @@ fn what_is_wrong_is_said_as_a_problem() {
         ("GET", "/api/v1/taskz", "", 404, "no_such_route"),
         ("DELETE", "/api/v1/tasks", "", 405, "no_such_method"),
         ("POST", "/api/v1/dead/7/discard", "{ \"by\": \"me\" }", 400, "not_understood"),
+        ("POST", "/api/v1/dead/7/redrive", "{ \"noet\": \"why\" }", 400, "not_understood"),
+        ("POST", "/api/v1/tasks/7/cancel", "{ \"noet\": \"why\" }", 400, "not_understood"),
+        ("POST", "/api/v1/tasks/7/fail", "why", 400, "not_understood"),
+        ("POST", "/api/v1/tasks/7/retry", "7", 400, "not_understood"),
+        ("POST", "/api/v1/methods/m/pause", "{ \"until\": \"noon\" }", 400, "not_understood"),
+        ("POST", "/api/v1/methods/m/resume", "{ \"note\": 7 }", 400, "not_understood"),
+        ("POST", "/api/v1/gates/m/release", "{ \"state\": \"open\" }", 400, "not_understood"),
+        ("POST", "/api/v1/gates/m/reset", "{ \"noet\": \"why\" }", 400, "not_understood"),
         ("POST", "/api/v1/gates/%ff/release", "", 400, "not_understood"),
         ("POST", "/api/v1/gates/a%00b/hold", "{ \"state\": \"open\" }", 400, "not_understood"),
         ("DELETE", "/api/v1/settings/%ff", "", 400, "not_understood"),
@@ -465,6 +524,131 @@ fn a_letter_is_found_by_its_text_seen_taken_over_and_resolved() {
     assert_eq!((say("resolve", &json!({ "note": "by phone" })), say("resolve", &Value::Null)), (204, 404));
 }
 
+/// With an action on one as with one on many.
+#[test]
+fn what_a_person_says_about_it_is_in_the_audit() {
+    let server = Server::start("");
+    let act = |path: &str| {
+        let note = json!({ "note": format!("about {path}") });
+        let (status, answer) = server.json("POST", &format!("/api/v1/{path}"), &note);
+        assert!(status == 200 || status == 204, "{path}: {status} {answer}");
+        let (_, audit) = server.json("GET", "/api/v1/audit?limit=1", &Value::Null);
+        assert_eq!(audit["audit"][0]["note"], note["note"], "{path}: {audit}");
+        answer
+    };
+    let enqueue = || {
+        let new = json!({ "method": "nobodys", "delay": "1h" });
+        server.json("POST", "/api/v1/tasks", &new).1["id"].as_str().unwrap().to_owned()
+    };
+    act(&format!("tasks/{}/cancel", enqueue()));
+    let id = enqueue();
+    act(&format!("tasks/{id}/retry"));
+    act(&format!("tasks/{id}/fail"));
+    assert_eq!(act(&format!("dead/{id}/redrive"))["state"], "redriven");
+    act("methods/nobodys/pause");
+    act("methods/nobodys/resume");
+    server.json("POST", "/api/v1/gates/http/hold", &json!({ "state": "open" }));
+    act("gates/http/release");
+    act("gates/http/reset");
+    server.json("POST", "/api/v1/methods/nobodys/pause", &Value::Null);
+    let (_, audit) = server.json("GET", "/api/v1/audit?limit=1", &Value::Null);
+    assert_eq!((&audit["audit"][0]["action"], &audit["audit"][0]["note"]), (&json!("method.pause"), &Value::Null));
+}
+
+/// By its bytes, as they are what is stored.
+#[test]
+fn a_note_that_would_be_cut_is_refused() {
+    let server = Server::start("");
+    let new = json!({ "method": "nobodys", "delay": "1h" });
+    let id = server.json("POST", "/api/v1/tasks", &new).1["id"].as_str().unwrap().to_owned();
+    let say = |path: &str, body: Value, note: &str| {
+        let Value::Object(mut body) = body else { panic!("{body}") };
+        body.insert("note".into(), note.into());
+        server.json("POST", &format!("/api/v1/{path}"), &Value::Object(body))
+    };
+    let (longest, longer) = ("é".repeat(2_048), "é".repeat(2_049));
+    let retry = format!("tasks/{id}/retry");
+    for (path, body) in [
+        (&*retry, json!({})),
+        (&format!("dead/{id}/redrive"), json!({})),
+        (&format!("dead/{id}/take-over"), json!({ "owner": "bob" })),
+        ("methods/nobodys/pause", json!({})),
+        ("tasks/actions", json!({ "action": "cancel", "filter": {} })),
+        ("dead/actions", json!({ "action": "discard", "filter": {} })),
+        ("gates/http/hold", json!({ "state": "open" })),
+    ] {
+        let (status, problem) = say(path, body, &longer);
+        assert_eq!((status, &problem["errors"][0]["field"]), (422, &json!("note")), "{path}: {problem}");
+    }
+    assert_eq!(say(&retry, json!({}), &longest).0, 204);
+    let (_, audit) = server.json("GET", "/api/v1/audit?limit=1", &Value::Null);
+    assert_eq!(audit["audit"][0]["note"], longest);
+    let hold = |bytes| say("gates/http/hold", json!({ "state": "open" }), &"x".repeat(bytes));
+    assert_eq!((hold(1_001).0, hold(1_000).1["why"].as_str().map(str::len)), (422, Some(1_000)));
+}
+
+/// Whoever asks for a thousand tasks does not get a gigabyte.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_ends_by_its_bytes() {
+    let server = Server::start("");
+    let (viewer, _) = server.new_token("eve", Role::Viewer).await;
+    let store = server.store().await;
+    let large = "x".repeat(1_000_000);
+    let new = |n: u32| redrive::NewTask::new("nobodys", &(n, &large)).unwrap();
+    let tasks = store.insert((0..20).map(new).collect(), store.now().await.unwrap()).await.unwrap();
+    let mut ids: Vec<_> = tasks.iter().map(|task| task.id).collect();
+    ids.sort_unstable();
+    let page = |token: &str, list: &str, after: &str| {
+        let (status, _, page) = server.said_to(token, "GET", &format!("/api/v1/{list}?limit=1000{after}"), "");
+        assert_eq!(status, 200, "{list}");
+        let page: Value = serde_json::from_str(&page).unwrap();
+        (page[list].as_array().unwrap().len(), page["next"].as_str().map(str::to_owned))
+    };
+    let all = |action: &str, list: &str| {
+        let body = json!({ "action": action, "filter": {} });
+        assert_eq!(server.json("POST", &format!("/api/v1/{list}/actions"), &body).0, 200);
+    };
+    for list in ["tasks", "dead", "archive"] {
+        let (first, next) = page(&server.token, list, "");
+        assert_eq!(first, 17, "{list}: 16 MiB, and what was begun");
+        let next = next.expect("there are more");
+        assert_eq!(next, ids[3].to_string(), "newest first");
+        assert_eq!(page(&server.token, list, &format!("&after={next}")), (3, None), "{list}");
+        assert_eq!(page(&viewer, list, ""), (20, None), "{list}: who sees no params need not wait for them");
+        match list {
+            "tasks" => all("fail", "tasks"),
+            _ => all("discard", "dead"),
+        }
+    }
+}
+
+#[test]
+fn whether_there_is_a_limit_by_business_waits_for_the_next_start() {
+    let server = Server::start("");
+    // Whether the server has the method itself, or only others have.
+    for method in ["charge", "charge", "http"] {
+        let field = format!("methods.{method}.per_business");
+        let (path, waiting) = (&*format!("/api/v1/settings/{field}"), json!([field]));
+        let (status, answer) = server.json("PUT", path, &json!({ "value": 1 }));
+        assert_eq!((status, &answer["waiting"]), (200, &waiting), "{answer}");
+        let (status, answer) = server.json("PUT", path, &json!({ "value": 2 }));
+        assert_eq!((status, &answer["waiting"]), (200, &waiting), "there was none when nodes started: {answer}");
+        assert_eq!(server.json("PUT", "/api/v1/settings/persist", &json!({ "value": "on_failure" })).0, 204);
+        let (status, answer) = server.json("DELETE", path, &Value::Null);
+        assert_eq!((status, &answer["waiting"]), (200, &waiting), "{answer}");
+        assert_eq!(server.json("DELETE", path, &Value::Null).0, 204, "there was none");
+    }
+    let (limited, path) =
+        (Server::start("[methods.http]\nper_business = 1"), "/api/v1/settings/methods.http.per_business");
+    assert_eq!(limited.json("PUT", path, &json!({ "value": 2 })).0, 204, "another number holds at once");
+    assert_eq!(limited.json("DELETE", path, &Value::Null).0, 204, "and so does that of the file");
+    let document = server.json("GET", "/openapi.json", &Value::Null).1;
+    for method in ["put", "delete"] {
+        let answers = document["paths"]["/api/v1/settings/{path}"][method]["responses"].as_object().unwrap();
+        assert!(answers.contains_key("200") && answers.contains_key("204"), "{answers:?}");
+    }
+}
+
 #[test]
 fn a_field_is_set_and_taken_back() {
     let server = Server::start("");
@@ -543,13 +727,18 @@ fn a_host_that_is_down_is_held_back_and_people_decide_about_its_gate() {
         &json!({ "http": { "url": "http://127.0.0.1:9/" }, "wait": true, "key": "k9" }),
     );
     assert!(
-        status == 202 && held["error"].as_str().unwrap().contains("held back until"),
+        status == 202 && held["error"].as_str().unwrap().starts_with("what it calls is down; it is held back until"),
         "not tried, but written down: {held}"
     );
     let act = |gate: &str, verb: &str, body: &Value| server.json("POST", &format!("/api/v1/gates/{gate}/{verb}"), body);
     assert_eq!(act("127.0.0.1:9", "hold", &json!({ "state": "closed" })).1["held"], "closed");
     assert_eq!(act("127.0.0.1:9", "reset", &Value::Null).1["state"], "closed");
     assert_eq!(act("http:example.org:443", "hold", &json!({ "state": "open", "note": "INC-7" })).1["why"], "INC-7");
+    assert_eq!(act("http:example.org:443", "release", &Value::Null).1["name"], "example.org:443", "as it was held");
+    assert_eq!(act("http:127.0.0.1:9", "reset", &Value::Null).1["name"], "127.0.0.1:9");
+    assert_eq!(act("http:example.net:443", "reset", &Value::Null).0, 404, "it was never held");
+    let (status, problem) = act("http:127.0.0.1", "hold", &json!({ "state": "open" }));
+    assert!(status == 422 && problem["detail"].as_str().unwrap().contains("http:HOST:PORT"), "{problem}");
     assert_eq!(act("http", "hold", &json!({ "state": "open" })).0, 200, "a method that never had trouble");
     assert_eq!(
         (act("nothing", "reset", &Value::Null).0, act("nothing", "hold", &json!({ "state": "open" })).0),

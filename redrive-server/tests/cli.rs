@@ -6,7 +6,11 @@ mod support;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use axum::http::StatusCode;
+use axum::routing::post;
 use redrive::{NewTask, Store};
 use serde_json::Value;
 
@@ -229,6 +233,37 @@ async fn a_letter_with_a_twin_stays() {
     }
 }
 
+/// One is acted on as one, with a note as without.
+#[tokio::test]
+async fn what_is_noted_about_one_is_in_the_audit() {
+    for place in Place::both() {
+        let ids = place.insert("charge", 2).await;
+        let noted = |action: &str, id: &str| {
+            let last = &place.json(&["audit", "ls", "--action", action])[0];
+            assert_eq!((&last["target"], &last["note"]), (&id.into(), &"INC-7".into()), "{last}");
+        };
+        assert!(place.ok(&["task", "cancel", &ids[0], "--note", "INC-7"]).contains("is cancelled"));
+        noted("task.cancel", &ids[0]);
+        place.ok(&["task", "fail", &ids[1]]);
+        assert!(place.ok(&["dead", "redrive", &ids[1], "--note", "INC-7"]).contains("is back"));
+        noted("dead.redrive", &ids[1]);
+    }
+}
+
+#[tokio::test]
+async fn a_letter_that_is_gone_does_not_hold_up_the_others() {
+    for place in Place::both() {
+        let ids = place.insert("charge", 2).await;
+        place.ok(&["task", "fail", &ids[0], &ids[1]]);
+        let said = place.run(&["dead", "ack", "1", &ids[0], "2", &ids[1]]);
+        assert_eq!(said.code, Some(3), "{}{}", said.out, said.err);
+        assert_eq!(said.out, format!("{} is seen\n{} is seen\n", ids[0], ids[1]));
+        let told: Vec<&str> = said.err.lines().collect();
+        assert!(told.len() == 2 && told[0].starts_with("2: ") && told[1].contains(" 1"), "{}", said.err);
+        assert!(place.ok(&["dead", "ls", "--unacknowledged"]).contains("no such letter"));
+    }
+}
+
 /// On a terminal: it asks, and shows how far it is.
 #[tokio::test]
 async fn a_person_is_asked() {
@@ -282,8 +317,17 @@ async fn settings_are_shown_set_and_taken_back() {
         let timeout = &place.json(&["settings", "get", "defaults.timeout"])[0];
         assert_eq!((&timeout["value"], timeout["set"]["since"].is_string()), (&"10s".into(), true));
         assert!(place.ok(&["settings", "get"]).contains("engine.lease"));
+        assert_eq!(place.ok(&["settings", "get", "retention.keep_archive"]), "90days\n");
+        assert!(place.ok(&["guard", "check"]).contains("no table is guarded"));
         place.ok(&["settings", "unset", "defaults.timeout"]);
         place.fails(3, &["settings", "get", "defaults.timeout"]);
+        let limit = "methods.charge.per_business";
+        assert!(place.ok(&["settings", "set", limit, "1"]).contains("1; each node follows at its next start"));
+        assert!(place.ok(&["settings", "set", limit, "2"]).contains("2; each node follows at its next start"));
+        assert!(
+            place.ok(&["settings", "set", "persist", "on_failure"]).contains("all nodes follow within a few seconds")
+        );
+        assert_eq!(place.json(&["settings", "unset", limit])[0]["waiting"][0], limit);
         assert!(place.fails(2, &["settings", "set", "engine.lease", "1m"]).contains("belong into the file"));
         place.fails(2, &["settings", "set", "defaults.max_attempts", "many"]);
     }
@@ -304,6 +348,7 @@ async fn whoever_may_not_is_refused_and_the_audit_knows() {
         &["task", "cancel", id][..],
         &["task", "cancel", "--method", "charge", "--yes"],
         &["task", "fail", "--all", "--dry-run"],
+        &["dead", "ack", id, "1", "2"], // not asked again for each
         &["method", "pause", "charge"],
         &["settings", "set", "defaults.max_attempts", "1"],
         &["token", "ls"],
@@ -311,7 +356,7 @@ async fn whoever_may_not_is_refused_and_the_audit_knows() {
     ] {
         assert!(place.fails(4, &[refused, &as_eve].concat()).contains("the token is of a viewer"));
     }
-    assert_eq!(place.json(&["audit", "ls", "--who", "eve", "--action", "api."]).len(), 7);
+    assert_eq!(place.json(&["audit", "ls", "--who", "eve", "--action", "api."]).len(), 8);
     assert!(place.ok(&["audit", "ls", "--who", "eve"]).contains("refused: "));
     let token = made["token"]["id"].as_str().unwrap();
     assert!(place.ok(&["token", "revoke", token]).contains("revoked"));
@@ -325,9 +370,16 @@ async fn whoever_may_not_is_refused_and_the_audit_knows() {
 #[test]
 fn a_server_or_a_database_that_cannot_be_reached_is_told_from_a_failure() {
     let place = Place::direct();
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let free = "127.0.0.1:1"; // nobody listens there
     let said = place.fails(5, &["task", "ls", "--server", &format!("http://{free}")]);
     assert!(said.contains("could not be reached"), "{said}");
+    let said = place.fails(5, &["dead", "ack", "1", "2", "3", "--server", &format!("http://{free}")]);
+    assert_eq!(said.matches("could not be reached").count(), 1, "{said}");
+    assert!(said.starts_with("it ends at 1: "), "{said}");
+    for (code, server) in [(5, format!("http://ada:hunter2@{free}")), (2, "ftp://ada:hunter2@h".into())] {
+        let said = place.fails(code, &["task", "ls", "--server", &server]);
+        assert!(!said.contains("hunter2"), "{said}");
+    }
     place.fails(5, &["task", "ls", "--database", &format!("postgres://me@{free}/none")]);
     place.fails(2, &["task", "ls", "--server", "redrive.example.org"]);
     place.fails(2, &["task", "ls", "--server", "http://x", "--database", "sqlite://x.db"]);
@@ -385,18 +437,93 @@ fn tasks_are_enqueued_from_files_and_pipes() {
     assert!(direct.fails(5, &["task", "enqueue", "one.json"]).contains("redrive serve"));
 }
 
+#[test]
+fn what_was_tried_at_once_and_failed_for_good_is_a_failure() {
+    let place = Place::served();
+    let task = |key: &str| format!("{{ \"http\": {{ \"url\": \"http://localhost:1/\" }}, \"wait\": true{key} }}");
+    std::fs::write(place.dir.join("refused.json"), task("")).unwrap();
+    let said = place.run(&["task", "enqueue", "refused.json"]);
+    assert_eq!((said.code, &*said.err), (Some(1), "redrive: it was not delivered: rejected\n"), "{}", said.out);
+    assert!(said.out.starts_with("rejected: "), "{}", said.out);
+    std::fs::write(place.dir.join("keyed.json"), task(", \"key\": \"k\"")).unwrap();
+    let said = place.run(&["task", "enqueue", "keyed.json", "--json"]);
+    let answer: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!((said.code, &answer["state"]), (Some(1), &"rejected".into()), "{answer}");
+}
+
+/// A server that takes two requests of many tasks, and no more.
+async fn tired() -> String {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let take = move |body: String| {
+        let n = asked.fetch_add(1, Ordering::Relaxed);
+        let taken: String = body.lines().map(|_| "{ \"id\": \"7\", \"existed\": false }\n").collect();
+        let tired = "{ \"status\": 503, \"detail\": \"it is tired\" }".to_owned();
+        async move { if n < 2 { (StatusCode::OK, taken) } else { (StatusCode::SERVICE_UNAVAILABLE, tired) } }
+    };
+    let router = axum::Router::new().route("/api/v1/tasks/bulk", post(take));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    format!("http://{address}")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_written_down_is_said_though_the_rest_could_not_be_sent() {
+    let (place, server) = (Place::direct(), tired().await);
+    std::fs::write(place.dir.join("tasks.ndjson"), "{ \"method\": \"charge\" }\n".repeat(2_500)).unwrap();
+    let said = place.run(&["task", "enqueue", "tasks.ndjson", "--server", &server]);
+    assert_eq!((said.code, &*said.out), (Some(5), "2,000 written down, 0 there already\n"), "{}", said.err);
+    assert!(said.err.contains("it is tired"), "{}", said.err);
+}
+
 /// `redrive task ls | head`
 #[tokio::test]
 async fn whoever_has_read_enough_may_close_the_pipe() {
     for place in Place::both() {
         place.insert("charge", 1_200).await;
-        for args in [&["task", "ls", "--all", "--json"][..], &["task", "ls", "--all"], &["completions", "zsh"]] {
-            let mut child = place.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-            drop(child.stdout.take()); // more than a pipe holds is still to come
-            let said = Said::from(child.wait_with_output().unwrap());
+        for args in [
+            &["task", "ls", "--all", "--json"][..],
+            &["task", "ls", "--all"],
+            &["completions", "zsh"],
+            &["migrate"],
+            &["bench", "enqueue", "--tasks", "64", "--runs", "1", "--database", "sqlite://bench.db"],
+        ] {
+            let mut command = place.command(args);
+            command.stdout(closed()).stderr(Stdio::piped()).env("RUST_LOG", "warn");
+            let said = Said::from(command.output().unwrap());
             assert_eq!((said.code, &*said.err), (Some(0), ""), "{args:?}");
         }
+        for (args, code) in [(&["migrate"][..], 0), (&["task", "show", "7"], 3)] {
+            let mut command = place.command(args);
+            command.stdout(Stdio::null()).stderr(closed()).env("RUST_LOG", "trace");
+            assert_eq!(command.status().unwrap().code(), Some(code), "{args:?}");
+        }
     }
+}
+
+/// `redrive task cancel --all --json | head`
+#[tokio::test]
+async fn what_is_being_done_goes_on_if_nobody_listens_any_more() {
+    for place in Place::both() {
+        place.insert("charge", 1_200).await;
+        let unheard = |args: &[&str]| place.command(args).stdout(closed()).status().unwrap().code();
+        assert_eq!(unheard(&["task", "cancel", "--method", "charge", "--yes", "--json", "--rate", "1000"]), Some(0));
+        assert_eq!(place.json(&["task", "ls", "--all"]).len(), 0);
+    }
+    let place = Place::served();
+    let unheard = |args: &[&str]| place.command(args).stdout(closed()).status().unwrap().code();
+    let tasks: String = (0..1_500).map(|n| format!("{{ \"method\": \"charge\", \"params\": {n} }}\n")).collect();
+    std::fs::write(place.dir.join("tasks.ndjson"), tasks + "{ \"method\": \"\" }\n").unwrap();
+    assert_eq!(unheard(&["task", "enqueue", "tasks.ndjson", "--json"]), Some(2), "one of them is refused");
+    assert_eq!(place.json(&["task", "ls", "--all"]).len(), 1_500);
+    assert_eq!(unheard(&["task", "enqueue", "tasks.ndjson"]), Some(2), "one of them is refused");
+}
+
+/// A pipe that nobody reads.
+fn closed() -> std::io::PipeWriter {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    writer
 }
 
 #[test]

@@ -306,6 +306,8 @@ async fn both_languages_by_browser_and_by_choice() {
     assert!(server.get(&english, "/login").body.contains("<html lang=\"en\""));
     let dark = server.post(&english, "/preferences", &[("theme", "dark"), ("back", "https://evil.example")]);
     assert_eq!((dark.cookie(), dark.header("location")), ("redrive_theme=dark", "/"));
+    let odd = server.post(&english, "/preferences", &[("theme", "dark"), ("back", "/\u{1}")]);
+    assert_eq!((odd.status, odd.header("location")), (303, "/"), "no header can have that");
     assert_eq!(server.post(&english, "/preferences", &[("lang", "<x>"), ("theme", "x")]).header("set-cookie"), "");
 }
 
@@ -328,6 +330,43 @@ async fn a_page_that_there_is_not_is_a_page_for_people_and_a_problem_for_program
     assert!(style.status == 200 && style.header("cache-control").contains("immutable"), "{}", style.head);
     let known = Visitor { headers: format!("if-none-match: {}\r\n", style.header("etag")), ..Visitor::default() };
     assert_eq!(server.get(&known, "/assets/x/app.css").status, 304);
+}
+
+#[tokio::test]
+async fn an_address_that_cannot_be_read_is_answered_with_a_page() {
+    let server = Server::start("");
+    let admin = server.admin();
+    let long = format!("/sagas/{}", "a".repeat(1_001));
+    let pages = [
+        "/tasks/%ff",
+        "/dead/%ff",
+        "/sagas/%ff",
+        "/sagas/a%00b",
+        "/sagas/%ff/kill",
+        "/guards/%ff",
+        "/guards/a/rows/%00",
+    ];
+    for path in pages.into_iter().chain([&*long]) {
+        let page = server.get(&admin, path);
+        assert_eq!((page.status, page.header("content-type")), (400, "text/html; charset=utf-8"), "{path}");
+        assert!(page.has("the path:") && page.has("</html>"), "{path}: {}", page.body);
+    }
+    for path in [
+        "/tasks/%ff/cancel",
+        "/dead/7/%ff",
+        "/methods/a%00b/pause",
+        "/gates/%ff/reset",
+        "/sagas/%ff/kill",
+        "/sagas/%ff/cancel",
+        "/guards/%ff/rows/1/success",
+        "/channels/%ff/test",
+    ] {
+        let page = server.post(&admin, path, &[]);
+        assert!(page.status == 400 && page.has("the path:") && page.has("</html>"), "{path}: {}", page.body);
+    }
+    assert_eq!(server.get(&Visitor::default(), "/tasks/%ff").status, 303, "to the log-in");
+    let file = server.get(&admin, "/assets/x/%ff");
+    assert_eq!((file.status, file.header("content-type")), (400, "application/problem+json"));
 }
 
 #[tokio::test]

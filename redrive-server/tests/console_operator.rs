@@ -427,12 +427,21 @@ async fn a_setting_is_looked_at_before_it_is_saved() {
     let page = server.get(&admin, &format!("{change}&unset=yes"));
     assert!(page.has("2s</del>") && page.has("as the file says</ins>"), "{}", page.body);
     server.does(&admin, "/settings", &[("path", "engine.scan_interval"), ("unset", "yes"), ("was", "\"2s\"")]);
+    let path = "methods.charge.per_business";
+    let page = server.get(&admin, &format!("/settings/change?path={path}&value=1"));
+    assert!(page.has("with their next start"), "{}", page.body);
+    let page = server.does(&admin, "/settings", &[("path", path), ("value", "1"), ("was", "")]);
+    assert!(page.has("It holds from the next start of each node on."), "{}", page.body);
+    let page = server.does(&admin, "/settings", &[("path", path), ("value", "2"), ("was", "1")]);
+    assert!(page.has("It holds from the next start of each node on."), "{}", page.body);
+    let page = server.get(&admin, &format!("/settings/change?path={path}&unset=yes"));
+    assert!(page.has("with their next start"), "{}", page.body);
     let audits = server.audits("settings.").await;
     assert_eq!(
-        audits.iter().map(|record| record.entry.action.as_str()).collect::<Vec<_>>(),
+        audits.iter().skip(2).map(|record| record.entry.action.as_str()).collect::<Vec<_>>(),
         ["settings.unset", "settings.set"]
     );
-    assert_eq!((&audits[1].entry.before, &audits[1].entry.after), (&None, &Some(json!("2s"))));
+    assert_eq!((&audits[3].entry.before, &audits[3].entry.after), (&None, &Some(json!("2s"))));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -471,4 +480,25 @@ async fn channels_are_tried_and_the_audit_is_read_page_by_page() {
     assert!(rest.has("target-9<") && !rest.has("target-59") && !rest.has("rel=\"next\""), "{}", rest.body);
     assert!(!server.get(&admin, "/audit?before=2020-01-01T00:00").has("target-59"));
     assert_eq!(server.get(&admin, "/audit?from=yesterday").status, 400);
+}
+
+/// The page that was looked at is no part of what is done.
+#[tokio::test(flavor = "multi_thread")]
+async fn as_many_are_discarded_as_were_counted() {
+    let server = Server::start("");
+    let admin = server.admin();
+    let enqueue = |key: &str| {
+        let made = server.api("POST", "/tasks", &json!({ "method": "nobodys", "key": key })).json();
+        made["id"].as_str().unwrap().to_owned()
+    };
+    let ids = ["a", "b", "c"].map(enqueue);
+    for (path, action, question) in
+        [("/tasks", "fail", "Give up 3 tasks?"), ("/dead", "discard", "Discard 3 dead letters?")]
+    {
+        let asked = server.get(&admin, &format!("{path}/bulk?which=filter&action={action}&after={}", ids[1]));
+        assert!(asked.has(question) && !asked.has("name=\"after\""), "{}", asked.body);
+        let form = [("csrf", asked.csrf()), ("which", "filter"), ("action", action), ("after", &ids[1])];
+        let done = server.post(&admin, &format!("{path}/bulk"), &form);
+        assert!(done.has("<dt>Done</dt><dd>3</dd>"), "{}", done.body);
+    }
 }

@@ -170,7 +170,8 @@ fn a_form_that_anybody_can_send_is_small() {
     }
     server.api("POST", "/tasks", &json!({ "method": "nobodys" }));
     let form = [("action", "cancel"), ("which", "filter"), ("note", &*long)];
-    assert_eq!(server.post(&with_forms(&server), "/tasks/bulk", &form).status, 200);
+    let answer = server.post(&with_forms(&server), "/tasks/bulk", &form);
+    assert_eq!(answer.status, 422, "whoever has logged in may send more; but no note is so long");
 }
 
 #[test]
@@ -228,6 +229,22 @@ fn what_is_no_http_is_refused_and_harms_nobody() {
         assert!(said.is_empty() || said.starts_with("HTTP/1.1 4"), "{shown:?}: {said}");
         is_well(&server);
     }
+}
+
+/// What anybody can make the server keep, on every connection, is little.
+#[test]
+fn the_head_of_a_request_is_bounded() {
+    let server = Server::start("");
+    let asked = |long: usize| {
+        let mut stream = connect(&server);
+        let head = "GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n";
+        _ = stream.write_all(format!("{head}long: {}\r\n\r\n", "x".repeat(long)).as_bytes());
+        until_closed(stream)
+    };
+    assert!(asked(60_000).starts_with("HTTP/1.1 200"));
+    let said = asked(200_000);
+    assert!(said.is_empty() || said.starts_with("HTTP/1.1 431"), "{said}");
+    is_well(&server);
 }
 
 /// Texts that programs have stumbled over.

@@ -279,6 +279,7 @@ async fn one_that_is_wrong_says_so_and_the_others_go_on(business: Business) {
     assert!(trouble("missing").contains("no_such_table"), "{listed}");
     assert!(trouble("wrong").contains("no_such_column"), "{listed}");
     assert_eq!(trouble("异常处理示例"), "");
+    viewers_are_not_told_why(&redrive).await;
     assert_eq!(redrive.asked("GET", "/api/v1/guards/missing/rows/1", &Value::Null).0, 503);
     assert_eq!(redrive.asked("GET", "/api/v1/guards/nobody/rows/1", &Value::Null).0, 404);
     let (code, said) = redrive.cli(&["guard", "check"]);
@@ -286,4 +287,31 @@ async fn one_that_is_wrong_says_so_and_the_others_go_on(business: Business) {
     redrive.asked("POST", &format!("/api/v1/guards/{SERVICE}/mark-abnormal"), &json!({ "dataId": 10 }));
     redrive.row(10, 2001).await;
     assert_eq!(redrive.asked("GET", "/api/v1/tasks", &Value::Null).0, 200, "no guard takes a route of ours");
+}
+
+/// What is wrong with a database says where it is.
+async fn viewers_are_not_told_why(redrive: &Server) {
+    let (viewer, _) = redrive.new_token("looks", redrive::store::Role::Viewer).await;
+    let (_, listed) = redrive.asked_as(&viewer, "GET", "/api/v1/guards", &Value::Null);
+    let listed = listed.to_string();
+    assert!(listed.contains("operators see why") && !listed.contains("no_such_column"), "{listed}");
+    let (status, problem) =
+        redrive.asked_as(&viewer, "POST", "/api/v1/guards/missing/check-user", &json!({ "user": 1 }));
+    assert_eq!((status, &problem["code"]), (503, &json!("guard_broken")));
+    assert_eq!(problem["detail"], "its database cannot be used; operators see why");
+}
+
+/// The guards' own routes have as much time as ours, and say so in their form.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_business_database_that_hangs_keeps_nobody_waiting() {
+    let business = sqlite_url().await;
+    execute(&business.url, TABLE).await;
+    let redrive = Server::start(&format!("[server]\nrequest_timeout = '500ms'\n{}", settings(&business, 1)));
+    let list = || redrive.asked("POST", "/api/admin/abnormal/list", &json!({ "errStatus": 4001 }));
+    assert_eq!(list().0, 200);
+    let mut db = sqlx::SqliteConnection::connect(&business.url).await.unwrap();
+    sqlx::query("BEGIN EXCLUSIVE").execute(&mut db).await.unwrap();
+    let (status, answer) = list();
+    assert_eq!((status, &answer["code"], &answer["data"]), (503, &json!(503), &Value::Null), "{answer}");
+    assert!(answer["msg"].as_str().unwrap().contains("took too long"), "{answer}");
 }

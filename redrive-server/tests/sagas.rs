@@ -1,6 +1,6 @@
 //! Sagas over HTTP: a real server, real services, and what people do about them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -143,6 +143,12 @@ impl Redrive {
     }
 }
 
+/// Of a line of a list.
+fn id_of(line: &str) -> String {
+    let saga: Value = serde_json::from_str(line).unwrap();
+    saga["id"].as_str().unwrap().to_owned()
+}
+
 async fn answered(request: reqwest::RequestBuilder) -> (u16, Value) {
     let answer = request.send().await.unwrap();
     let status = answer.status().as_u16();
@@ -213,6 +219,20 @@ async fn a_trip_is_booked_or_given_back() {
     assert_eq!(asked[4..], ["DELETE /flight/t3%2Fflight%2Frun".to_owned(), "DELETE /hotel/1".into()]);
 }
 
+/// A service that was told the key in a body finds by it what it was sent under the key of a header, whatever the saga's id is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_is_the_same_in_a_template_and_in_the_header() {
+    let (service, redrive) = (Service::default(), Redrive::start());
+    let at = service.start().await;
+    let run = json!({ "url": format!("{at}/book"), "body": { "key": "{{key}}" } });
+    let saga = json!({ "name": "book", "steps": [{ "name": "book", "do": run, "undo": "none" }] });
+    redrive.ask("POST", "/sagas", &json!({ "id": "旅行 7%", "saga": saga })).await;
+    redrive.until("%E6%97%85%E8%A1%8C%207%25", "succeeded").await;
+    let header = service.0.lock().unwrap().keys[0].clone();
+    assert_eq!(header, "%E6%97%85%E8%A1%8C 7%25/book/run");
+    assert_eq!(service.body_of("POST /book"), json!({ "key": header }));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_under_way_is_asked_for_and_a_signal_is_waited_for() {
     let (service, redrive) = (Service::default(), Redrive::start());
@@ -245,6 +265,60 @@ async fn what_is_under_way_is_asked_for_and_a_signal_is_waited_for() {
     let [entry] = audit["audit"].as_array().unwrap().as_slice() else { panic!("one entry: {audit}") };
     assert_eq!((&entry["target"], &entry["after"]["signal"]), (&json!("o1"), &json!("approved")));
     assert!(!audit.to_string().contains("Bob"), "what was said may be a secret: {audit}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_keeps_failing_says_so() {
+    let (service, redrive) = (Service::default(), Redrive::start());
+    let at = service.start().await;
+    service.answers("POST /hotel", &[503]);
+    let mut new = new("f1", &at);
+    new["saga"]["deadline"] = "3h".into();
+    new["saga"]["steps"][0]["policy"] = json!({ "max_attempts": 3, "backoff": { "fixed": "1h" }, "jitter": "none" });
+    // A service's own, about a business of the same name: it is none of the saga's.
+    let work = json!({ "saga": "f1", "step": "hotel", "op": "run" });
+    let own =
+        json!({ "method": "charge", "delay": "1h", "business_type": "saga", "business_id": "f1", "params": work });
+    assert_eq!(redrive.ask("POST", "/tasks", &own).await.0, 201);
+    assert_eq!(redrive.ask("POST", "/sagas", &new).await.0, 201);
+    let mut saga = Value::Null;
+    while saga["steps"][0]["attempts"] != 1 {
+        saga = redrive.ask("GET", "/sagas/f1", &Value::Null).await.1;
+    }
+    let hotel = &saga["steps"][0];
+    assert!(hotel["next_at"].is_string() && hotel["error"].as_str().unwrap().starts_with("503"), "{saga:#}");
+    assert!(saga["deadline"].is_string() && saga["deadline"] == saga["look_at"], "{saga:#}");
+    assert_eq!(saga["steps"][1].get("attempts"), None);
+    let edit = json!({ "action": "edit_input", "input": new["input"] });
+    let (_, acted) = redrive.ask("POST", "/sagas/f1/actions", &edit).await;
+    assert_eq!(acted["steps"][0], *hotel, "whoever acts sees the same");
+    let (_, said) = redrive.cli(&["saga", "show", "f1"]);
+    assert!(said.contains("1 attempt failed, next in ") && said.contains(", 503 Service Unavailable"), "{said}");
+    assert!(said.contains("\ndeadline ") && !said.contains("goes on"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_input_that_holds_is_shown_and_has_what_steps_ask_for() {
+    let redrive = Redrive::start();
+    let steps = json!([
+        { "name": "go", "kind": { "wait_for": { "signal": "go" } } },
+        { "name": "mail", "after": ["go"], "do": { "url": "http://127.0.0.1:9/{{input.who}}" }, "undo": "none" }
+    ]);
+    let new = json!({ "id": "e1", "input": { "who": "Ada" }, "saga": { "name": "n", "steps": steps } });
+    assert_eq!(redrive.ask("POST", "/sagas", &new).await.0, 201);
+    let edit = |input: Value| json!({ "action": "edit_input", "input": input });
+    let (status, problem) = redrive.ask("POST", "/sagas/e1/actions", &edit(json!({ "whom": "Eve" }))).await;
+    assert!(status == 422 && problem["detail"].as_str().unwrap().contains("mail asks for input.who"), "{problem}");
+    let (_, saga) = redrive.ask("POST", "/sagas/e1/actions", &edit(json!({ "who": "Eve" }))).await;
+    assert_eq!(
+        (&saga["input"], &saga["started_with"]),
+        (&json!({ "who": "Eve" }), &json!({ "who": "Ada" })),
+        "{saga:#}"
+    );
+    let (_, said) = redrive.cli(&["saga", "show", "e1"]);
+    assert!(said.contains(r#"{"who":"Eve"}"#) && said.contains(r#"{"who":"Ada"}"#), "{said}");
+    let (_, said) = redrive.cli(&["saga", "cancel", "e1", "--dry-run"]);
+    assert_eq!(said, "e1: would be cancelled\n");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -533,6 +607,16 @@ async fn all_are_reached_however_many_there_are_and_however_old() {
     for id in others.iter().chain([&"old".to_owned()]) {
         redrive.until(id, "waiting").await;
     }
+
+    // A list says that there may be more; all of them come page by page.
+    let (code, said) = redrive.cli(&["saga", "ls", "--limit", "3"]);
+    assert!(code == Some(0) && said.matches("\n| s").count() == 3 && said.contains("--all"), "{said}");
+    for all in [&["--all"][..], &["--limit", "5000"], &["--all", "--state", "waiting"]] {
+        let (code, said) = redrive.cli(&[&["saga", "ls", "--json"], all].concat());
+        let listed: BTreeSet<String> = said.lines().map(id_of).collect();
+        assert_eq!((code, listed.len(), said.lines().count()), (Some(0), 1_101, 1_101), "{all:?}");
+    }
+    assert_eq!(redrive.cli(&["saga", "ls", "--limit", "0"]).0, Some(2));
 
     // Nobody was asked, so nothing is done.
     let (code, said) = redrive.cli(&["saga", "kill", "--all-of-state", "waiting"]);

@@ -27,12 +27,23 @@ fn serve_opens_an_embedded_database_and_stops_cleanly_on_ctrl_c() {
 }
 
 #[test]
-fn a_wrong_database_says_what_to_do_and_exits_with_1() {
+fn a_wrong_database_says_what_to_do_and_exits_with_2() {
     let dir = tempfile::tempdir().unwrap();
     let out = redrive(dir.path(), &["serve", "--database", "oracle://me:hunter2@host/db"]).output().unwrap();
     let said = String::from_utf8(out.stderr).unwrap();
-    assert_eq!(out.status.code(), Some(1));
+    assert_eq!(out.status.code(), Some(2));
     assert!(said.contains("use sqlite://file.db") && !said.contains("hunter2"), "{said}");
+}
+
+/// The same code, whether it is a server that is started or a command that looks.
+#[test]
+fn a_setting_that_is_not_valid_exits_with_2() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("redrive.toml"), "[defaults]\nmax_attempts = 0\n").unwrap();
+    for args in [&["serve"][..], &["migrate"], &["task", "ls"]] {
+        let out = redrive(dir.path(), args).output().unwrap();
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    }
 }
 
 /// Flag, environment, file, default: for a command that serves, one that migrates and one that looks.
@@ -111,9 +122,9 @@ fn migrate_goes_over_to_monthly_tables_while_a_node_runs() {
     }
     assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
     assert!(child.wait().unwrap().success());
-    for wrong in [&["--layout", "single"][..], &["--layout", "monthly", "--tables", "3"]] {
+    for (wrong, code) in [(&["--layout", "single"][..], 1), (&["--layout", "monthly", "--tables", "3"], 2)] {
         let out = redrive(dir.path(), &[&["migrate"], wrong].concat()).output().unwrap();
-        assert_eq!(out.status.code(), Some(1));
+        assert_eq!(out.status.code(), Some(code), "{wrong:?}");
     }
 }
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::DEFAULT;
+use crate::cli::{DEFAULT, line};
 use raw::Raw;
 use targets::By;
 
@@ -106,15 +106,22 @@ impl Bench {
         let raw = Raw::connect(&self.database).await?;
         raw.clean_up().await?;
         raw.remove_backlog().await?; // of a run that was interrupted
-        let mut all = Vec::new();
-        for scenario in &self.scenarios {
-            all.extend(self.scenario(*scenario, &store, &raw).await?);
-        }
-        raw.clean_up().await?;
+        let measured = self.measure(&store, &raw).await;
+        let cleaned = raw.clean_up().await; // also if it was broken off
+        let all = measured?;
+        cleaned?;
         if !self.json {
-            print_table(&all);
+            print_table(&all)?;
         }
         Ok(())
+    }
+
+    async fn measure(&self, store: &redrive::Store, raw: &Raw) -> anyhow::Result<Vec<Figures>> {
+        let mut all = Vec::new();
+        for scenario in &self.scenarios {
+            all.extend(self.scenario(*scenario, store, raw).await?);
+        }
+        Ok(all)
     }
 
     async fn scenario(&self, scenario: Scenario, store: &redrive::Store, raw: &Raw) -> anyhow::Result<Vec<Figures>> {
@@ -166,7 +173,7 @@ impl Bench {
             Scenario::Backlog => all.extend(self.backlog(store, raw).await?),
         }
         if self.json {
-            all.iter().for_each(|f| println!("{}", f.json()));
+            all.iter().try_for_each(|f| line(f.json()))?;
         }
         Ok(all)
     }
@@ -219,10 +226,10 @@ impl Bench {
         let seen = gate::run(store, raw, self.tasks, &bar).await?;
         bar.finish_and_clear();
         let gate::Seen { written, probes, cycles, burnt, ramp, .. } = &seen;
-        println!("rows of retry_task written in 10 s while the gate was open: {written}");
-        println!("calls that reached the dead target after its gate had opened: {probes}, in {cycles} cycles");
-        println!("tasks with an attempt when the target came back: {burnt}");
-        println!("done in each half second after the gate closed: {ramp:?}");
+        line(format!("rows of retry_task written in 10 s while the gate was open: {written}"))?;
+        line(format!("calls that reached the dead target after its gate had opened: {probes}, in {cycles} cycles"))?;
+        line(format!("tasks with an attempt when the target came back: {burnt}"))?;
+        line(format!("done in each half second after the gate closed: {ramp:?}"))?;
         let named = |scenario: &str, tasks, time: Duration| Figures {
             scenario: scenario.into(),
             tasks,
@@ -356,7 +363,7 @@ fn median(times: &mut [Duration]) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-fn print_table(all: &[Figures]) {
+fn print_table(all: &[Figures]) -> std::io::Result<()> {
     let mut table = comfy_table::Table::new();
     table.set_header(["scenario", "tasks", "ours /s", "raw /s", "ratio", "p50 ms", "p99 ms", "max ms", "MB"]);
     let number = |n: Option<f64>, digits: usize| n.map(|n| format!("{n:.digits$}")).unwrap_or_default();
@@ -374,5 +381,5 @@ fn print_table(all: &[Figures]) {
             number(f.memory_mb, 0),
         ]);
     }
-    println!("{table}");
+    line(table)
 }

@@ -123,19 +123,24 @@ pub(super) type Query = Map<String, Value>;
 
 impl Api {
     pub(super) async fn get(&self, path: &[&str], query: &Query) -> Result<Value, Failure> {
-        self.ask(Method::GET, path, query, Vec::new()).await
+        self.ask(Method::GET, path, query, Vec::new(), Some(TIMEOUT)).await
     }
 
     pub(super) async fn post(&self, path: &[&str], body: &Value) -> Result<Value, Failure> {
-        self.ask(Method::POST, path, &Query::new(), body.to_string().into_bytes()).await
+        self.ask(Method::POST, path, &Query::new(), body.to_string().into_bytes(), Some(TIMEOUT)).await
+    }
+
+    /// The same for what may rightly take long.
+    pub(super) async fn post_patiently(&self, path: &[&str], body: &Value) -> Result<Value, Failure> {
+        self.ask(Method::POST, path, &Query::new(), body.to_string().into_bytes(), None).await
     }
 
     pub(super) async fn put(&self, path: &[&str], body: &Value) -> Result<Value, Failure> {
-        self.ask(Method::PUT, path, &Query::new(), body.to_string().into_bytes()).await
+        self.ask(Method::PUT, path, &Query::new(), body.to_string().into_bytes(), Some(TIMEOUT)).await
     }
 
     pub(super) async fn delete(&self, path: &[&str]) -> Result<Value, Failure> {
-        self.ask(Method::DELETE, path, &Query::new(), Vec::new()).await
+        self.ask(Method::DELETE, path, &Query::new(), Vec::new(), Some(TIMEOUT)).await
     }
 
     /// Posts something that is answered line by line, for as long as that takes.
@@ -145,8 +150,15 @@ impl Api {
     }
 
     /// Null if the answer has no body.
-    async fn ask(&self, method: Method, path: &[&str], query: &Query, body: Vec<u8>) -> Result<Value, Failure> {
-        let answer = self.send(self.request(method, path, query, body)?, Some(TIMEOUT)).await?;
+    async fn ask(
+        &self,
+        method: Method,
+        path: &[&str],
+        query: &Query,
+        body: Vec<u8>,
+        timeout: Option<Duration>,
+    ) -> Result<Value, Failure> {
+        let answer = self.send(self.request(method, path, query, body)?, timeout).await?;
         let bytes = read(answer).await?;
         if bytes.is_empty() {
             return Ok(Value::Null);
@@ -173,7 +185,7 @@ impl Api {
             url.query_pairs_mut().append_pair(name, &text);
         }
         let request = Request::builder().method(method).uri(url.as_str()).body(body);
-        request.map_err(|e| Failure::invalid(format!("{url}: {e}")))
+        request.map_err(|e| Failure::invalid(format!("{}: {e}", without_password(url.as_str()))))
     }
 
     /// An answer that is a success; a problem is a failure.
@@ -199,6 +211,11 @@ fn broken_off(e: &axum::Error) -> Failure {
     )
 }
 
+/// An address as it can be shown: what may be a name and a password is before its last `@`.
+fn without_password(address: &str) -> &str {
+    address.rsplit('@').next().unwrap_or_default()
+}
+
 /// An error with its causes, in one line.
 fn causes(e: &dyn std::error::Error) -> String {
     let mut said = e.to_string();
@@ -217,6 +234,7 @@ impl Server {
     fn new(url: &str, token: Option<String>) -> Result<Self, Failure> {
         let base = Url::parse(url).ok().filter(|url| ["http", "https"].contains(&url.scheme()) && url.has_host());
         let mut base = base.ok_or_else(|| {
+            let url = without_password(url);
             Failure::invalid(format!("{url:?} is no address of a server, as http://127.0.0.1:7070 or https://host is"))
         })?;
         // As `redrive serve` prints it.
@@ -244,7 +262,7 @@ impl Server {
         let mut request = reqwest::Request::try_from(request).map_err(|e| Failure::invalid(causes(&e)))?;
         *request.timeout_mut() = timeout;
         let unreachable = |e: reqwest::Error| {
-            let (e, server) = (e.without_url(), self.base.authority());
+            let (e, server) = (e.without_url(), without_password(self.base.authority()));
             Failure::new(Failure::UNREACHABLE, format!("{server} could not be reached: {}", causes(&e)))
         };
         let answer = self.client.execute(request).await.map_err(unreachable)?;

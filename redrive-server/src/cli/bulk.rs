@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::api::{Api, Query};
 use super::failure::Failure;
-use super::out::{Out, aside, count, line, text};
+use super::out::{Out, aside, count, heard_or_not, line, text};
 
 /// Failures that are shown to people.
 const MOST_SHOWN: usize = 10;
@@ -135,7 +135,7 @@ pub(super) fn agreed(would: &str) -> Result<(), Failure> {
         let said = format!("this would {would}; say --yes to do it, or --dry-run to only count. Nothing was done");
         return Err(Failure::invalid(said));
     }
-    eprint!("{would}? [y/N] ");
+    _ = write!(std::io::stderr(), "{would}? [y/N] ");
     _ = std::io::stderr().flush();
     let mut answer = String::new();
     _ = std::io::stdin().lock().read_line(&mut answer);
@@ -163,7 +163,7 @@ async fn follow(api: &Api, path: &[&str], body: &Query, out: Out, bar: ProgressB
     let mut lines = api.post_for_lines(path, json!(body).to_string()).await?;
     while let Some(said) = lines.next().await? {
         if out.json {
-            line(&said)?;
+            heard_or_not(line(&said))?;
         }
         bar.set_position(reached(&said));
         if text(&said, "state") != "running" {
@@ -199,7 +199,7 @@ fn finished(action: &Action<'_>, last: &Value, named: bool, out: Out) -> anyhow:
         return Err(Failure::of(problem).into());
     }
     if !out.json {
-        line(format!("{}: {}", action.verb, outcome(last)))?;
+        heard_or_not(line(format!("{}: {}", action.verb, outcome(last))))?;
     }
     let failures = last.get("failures").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     failures.iter().take(MOST_SHOWN).for_each(|it| aside(format!("  {}: {}", text(it, "0"), text(it, "1"))));

@@ -9,7 +9,7 @@ use super::api::{Api, Query};
 use super::bulk::{Action, Many};
 use super::failure::Failure;
 use super::filter::{HowMany, Listing, OfDead, given};
-use super::out::{Column, Out, details, line, moment, short, text, when};
+use super::out::{Column, Out, aside, details, heard_or_not, line, moment, short, text, when};
 use super::task;
 
 #[derive(Debug, Subcommand)]
@@ -112,22 +112,22 @@ impl Act {
     async fn run(&self, verb: &str, policy: Option<Value>, api: &Api, out: Out) -> anyhow::Result<()> {
         let filter = self.which.fields();
         let mut more: Query = policy.map(|policy| ("policy".to_owned(), policy)).into_iter().collect();
-        let one = self.many.one().filter(|_| filter.is_empty());
-        // Only the bulk takes a note with a redrive.
-        match one.filter(|_| verb != "redrive" || self.many.note().is_none()) {
-            Some(id) if verb == "redrive" => redrive(id, more, api, out).await,
-            Some(id) => {
-                more.extend(self.many.note().map(|note| ("note".to_owned(), note.into())));
-                api.post(&["dead", &id.to_string(), verb], &json!(more)).await?;
-                let said = if verb == "resolve" { "resolved" } else { "discarded" };
-                Ok(out.say(&json!({ "id": id, "state": said }), format!("{id} is {said}"))?)
-            }
-            None => {
-                let noun = ("dead letter", "dead letters");
-                self.many.run(Action { to: "dead", noun, verb, filter, more }, api, out).await
-            }
+        let Some(id) = self.many.one().filter(|_| filter.is_empty()) else {
+            let noun = ("dead letter", "dead letters");
+            return self.many.run(Action { to: "dead", noun, verb, filter, more }, api, out).await;
+        };
+        more.extend(given([("note", self.many.note().map(str::to_owned))]));
+        match verb {
+            "redrive" => redrive(id, more, api, out).await,
+            _ => close(id, verb, more, api, out).await,
         }
     }
+}
+
+async fn close(id: TaskId, verb: &str, body: Query, api: &Api, out: Out) -> anyhow::Result<()> {
+    api.post(&["dead", &id.to_string(), verb], &json!(body)).await?;
+    let said = if verb == "resolve" { "resolved" } else { "discarded" };
+    Ok(out.say(&json!({ "id": id, "state": said }), format!("{id} is {said}"))?)
 }
 
 async fn redrive(id: TaskId, body: Query, api: &Api, out: Out) -> anyhow::Result<()> {
@@ -136,7 +136,7 @@ async fn redrive(id: TaskId, body: Query, api: &Api, out: Out) -> anyhow::Result
     let said = json!({ "id": id, "state": state, "as": new });
     if state == "twin" {
         if out.json {
-            line(said)?;
+            heard_or_not(line(said))?;
         }
         return Err(Failure::failed(format!("{id} stays: task {new} has its key, and lives")).into());
     }
@@ -144,13 +144,26 @@ async fn redrive(id: TaskId, body: Query, api: &Api, out: Out) -> anyhow::Result
 }
 
 impl Say {
+    /// One that cannot be done does not hold up the others. All are told; the first of them comes last, with its exit code. Where no
+    /// other could be done either, it ends, and that comes last.
     async fn each(&self, verb: &str, owner: Option<String>, said: &str, api: &Api, out: Out) -> anyhow::Result<()> {
-        let body = json!(given([("note", Some(self.note.clone())), ("owner", owner)]));
+        let (body, mut first) = (json!(given([("note", Some(self.note.clone())), ("owner", owner)])), None);
         for id in &self.ids {
-            api.post(&["dead", &id.to_string(), verb], &body).await?;
-            out.say(&json!({ "id": id, "state": said.trim_start_matches("is ") }), format!("{id} {said}"))?;
+            match api.post(&["dead", &id.to_string(), verb], &body).await {
+                Ok(_) => {
+                    let json = json!({ "id": id, "state": said.trim_start_matches("is ") });
+                    heard_or_not(out.say(&json, format!("{id} {said}")))?;
+                }
+                Err(e) if !e.is_of_one() => {
+                    aside(format!("it ends at {id}: nothing after it was tried"));
+                    first.replace(e).into_iter().for_each(aside);
+                    break;
+                }
+                Err(e) if first.is_none() => first = Some(e),
+                Err(e) => aside(format!("{id}: {e}")),
+            }
         }
-        Ok(())
+        first.map_or(Ok(()), |e| Err(e.into()))
     }
 }
 

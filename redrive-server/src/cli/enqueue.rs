@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::api::Api;
 use super::failure::Failure;
-use super::out::{Out, aside, line, text};
+use super::out::{Out, aside, heard_or_not, line, text};
 
 /// Of one request: so many tasks, and about so many bytes.
 const MOST: usize = 1_000;
@@ -20,10 +20,19 @@ pub(super) async fn run(file: Option<&Path>, api: &Api, out: Out) -> anyhow::Res
     match tasks.as_slice() {
         [] => Err(Failure::invalid("there is no task in it").into()),
         [task] => {
-            let answer = api.post(&["tasks"], task).await?;
-            Ok(out.say(&answer, described(&answer))?)
+            let answer = post(task, api).await?;
+            heard_or_not(out.say(&answer, described(&answer)))?;
+            delivered(&answer)
         }
         tasks => many(tasks, api, out).await,
+    }
+}
+
+/// Who waits for a first try waits for as long as that may take: hanging up would break it off.
+async fn post(task: &Value, api: &Api) -> Result<Value, Failure> {
+    match task.get("wait") {
+        Some(Value::Bool(true)) => api.post_patiently(&["tasks"], task).await,
+        _ => api.post(&["tasks"], task).await,
     }
 }
 
@@ -59,9 +68,63 @@ fn described(answer: &Value) -> String {
     }
 }
 
-/// Requests of a bounded size. Those that are refused do not hold up the others.
+/// What was tried at once, and is not tried again, has failed.
+fn delivered(answer: &Value) -> anyhow::Result<()> {
+    match text(answer, "state").as_str() {
+        state @ ("rejected" | "exhausted") => Err(Failure::failed(format!("it was not delivered: {state}")).into()),
+        _ => Ok(()),
+    }
+}
+
+/// What became of many.
+#[derive(Default)]
+struct Tally {
+    new: u64,
+    existed: u64,
+    refused: u64,
+}
+
+impl Tally {
+    fn answered(&self) -> u64 {
+        self.new + self.existed + self.refused
+    }
+
+    fn count(&mut self, answer: &Value) {
+        match (answer.get("problem"), answer.get("existed").and_then(Value::as_bool)) {
+            (Some(problem), _) => {
+                self.refused += 1;
+                aside(format!("task {} is refused: {}", self.answered(), Failure::of(problem)));
+            }
+            (None, Some(true)) => self.existed += 1,
+            (None, _) => self.new += 1,
+        }
+    }
+
+    /// Whether that was all of them.
+    fn verdict(&self, tasks: usize) -> Result<(), Failure> {
+        match (tasks as u64).saturating_sub(self.answered()) {
+            0 if self.refused == 0 => Ok(()),
+            0 => Err(Failure::invalid(format!("{} refused", HumanCount(self.refused)))),
+            lost => Err(Failure::new(Failure::UNREACHABLE, format!("of {lost} there was no answer"))),
+        }
+    }
+}
+
+/// What was written down is said, also if not all of them could be sent.
 async fn many(tasks: &[Value], api: &Api, out: Out) -> anyhow::Result<()> {
-    let (mut new, mut existed, mut refused, mut n) = (0_u64, 0_u64, 0_u64, 0_usize);
+    let mut tally = Tally::default();
+    let sent = send(tasks, api, out, &mut tally).await;
+    let said = match out.json {
+        true => Ok(()),
+        false => line(format!("{} written down, {} there already", HumanCount(tally.new), HumanCount(tally.existed))),
+    };
+    sent?;
+    heard_or_not(said)?;
+    Ok(tally.verdict(tasks.len())?)
+}
+
+/// Requests of a bounded size. Those that are refused do not hold up the others.
+async fn send(tasks: &[Value], api: &Api, out: Out, tally: &mut Tally) -> anyhow::Result<()> {
     let mut rest = tasks.iter().map(|task| format!("{task}\n")).peekable();
     while rest.peek().is_some() {
         let (mut body, mut here) = (String::new(), 0);
@@ -72,28 +135,13 @@ async fn many(tasks: &[Value], api: &Api, out: Out) -> anyhow::Result<()> {
         }
         let mut lines = api.post_for_lines(&["tasks", "bulk"], body).await?;
         while let Some(answer) = lines.next().await? {
-            n += 1;
-            match (answer.get("problem"), answer.get("existed").and_then(Value::as_bool)) {
-                (Some(problem), _) => {
-                    refused += 1;
-                    aside(format!("task {n} is refused: {}", Failure::of(problem)));
-                }
-                (None, Some(true)) => existed += 1,
-                (None, _) => new += 1,
-            }
+            tally.count(&answer);
             if out.json {
-                line(&answer)?;
+                heard_or_not(line(&answer))?;
             }
         }
     }
-    if !out.json {
-        line(format!("{} written down, {} there already", HumanCount(new), HumanCount(existed)))?;
-    }
-    match tasks.len() - n {
-        0 if refused == 0 => Ok(()),
-        0 => Err(Failure::invalid(format!("{} refused", HumanCount(refused))).into()),
-        lost => Err(Failure::new(Failure::UNREACHABLE, format!("of {lost} there was no answer")).into()),
-    }
+    Ok(())
 }
 
 #[cfg(test)]

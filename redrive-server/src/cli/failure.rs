@@ -12,6 +12,7 @@ use super::out::plain;
 pub(super) struct Failure {
     code: u8,
     said: String,
+    is_of_one: bool,
 }
 
 impl Failure {
@@ -23,7 +24,8 @@ impl Failure {
 
     /// What is said may come from a service: no terminal obeys it.
     pub(super) fn new(code: u8, said: impl Into<String>) -> Self {
-        Self { code, said: plain(&said.into()) }
+        let is_of_one = matches!(code, Self::INVALID | Self::NOT_FOUND);
+        Self { code, said: plain(&said.into()), is_of_one }
     }
 
     pub(super) fn failed(said: impl Into<String>) -> Self {
@@ -40,6 +42,11 @@ impl Failure {
 
     pub(super) fn is_not_found(&self) -> bool {
         self.code == Self::NOT_FOUND
+    }
+
+    /// Whether it is about what was asked for alone, and the next may go well. Where nothing can be reached, or is allowed, it cannot.
+    pub(super) fn is_of_one(&self) -> bool {
+        self.is_of_one
     }
 
     /// What the API answered instead of what was asked for. What is no problem is not from the API.
@@ -62,7 +69,8 @@ impl Failure {
         if status == Some(StatusCode::UNAUTHORIZED) {
             said += "\n  here: set REDRIVE_TOKEN, or name a file that has it with --token-file";
         }
-        Self::new(code, said)
+        let failure = Self::new(code, said);
+        Self { is_of_one: failure.is_of_one || status == Some(StatusCode::CONFLICT), ..failure }
     }
 }
 
@@ -105,7 +113,10 @@ pub(crate) fn exit_code(e: &anyhow::Error) -> Option<u8> {
     if e.downcast_ref::<std::io::Error>().is_some_and(closed) {
         return None;
     }
-    Some(e.downcast_ref::<Failure>().map_or(Failure::FAILED, |failure| failure.code))
+    // Of commands that do not go through the API: `serve`, `migrate`.
+    let is_invalid = matches!(e.downcast_ref::<Error>(), Some(Error::Invalid(_)));
+    let other = if is_invalid { Failure::INVALID } else { Failure::FAILED };
+    Some(e.downcast_ref::<Failure>().map_or(other, |failure| failure.code))
 }
 
 #[cfg(test)]
@@ -120,6 +131,7 @@ mod tests {
         for (status, code) in cases {
             let failure = Failure::of(&json!({ "status": status, "detail": "so it is" }));
             assert_eq!(failure.code, code, "{status}");
+            assert_eq!(failure.is_of_one(), [400, 404, 409, 422].contains(&status), "{status}");
             assert!(failure.said.starts_with("so it is"));
         }
     }

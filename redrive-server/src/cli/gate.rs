@@ -1,6 +1,7 @@
 //! `redrive gate`: which targets are held back, and what a person decides about one.
 
 use clap::{Subcommand, ValueEnum};
+use redrive::Timestamp;
 use serde_json::{Value, json};
 
 use super::Run;
@@ -23,12 +24,12 @@ pub(super) enum Command {
     },
     /// Let a gate go that is held: it is as it was, and if that is open it gives probes away at once.
     Release {
-        /// The gate: its name in the list.
+        /// The gate: its name in the list, or http:HOST:PORT.
         gate: String,
     },
     /// Say that all is well: the gate is closed, and forgets.
     Reset {
-        /// The gate: its name in the list.
+        /// The gate: its name in the list, or http:HOST:PORT.
         gate: String,
     },
 }
@@ -43,7 +44,7 @@ const COLUMNS: &[Column] = &[
     ("gate", |gate, _| short(gate, "name")),
     ("state", |gate, _| state(gate)),
     ("since", |gate, now| when(gate, "changed_at", now)),
-    ("open until", |gate, now| when(gate, "open_until", now)),
+    ("open until", |gate, now| open_until(gate, now)),
     ("failing since", |gate, now| when(gate, "failing_since", now)),
     ("opens", |gate, _| text(gate, "opens")),
     ("why", |gate, _| short(gate, "why")),
@@ -76,10 +77,27 @@ async fn act(gate: &str, verb: &str, body: &Value, api: &Api, out: Out) -> anyho
     Ok(out.say(&after, said)?)
 }
 
+/// When it lets something through by itself. One that is held does not.
+fn open_until(gate: &Value, now: Timestamp) -> String {
+    if text(gate, "held").is_empty() { when(gate, "open_until", now) } else { String::new() }
+}
+
 /// What it lets through, and whether a person has decided that.
 fn state(gate: &Value) -> String {
     match text(gate, "held").as_str() {
         "" => text(gate, "state").replace('_', "-"),
         held => format!("held {held}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gate_that_is_held_opens_at_no_time() {
+        let gate = |held: Value| json!({ "state": "open", "held": held, "open_until": "1970-01-01T00:01:00Z" });
+        assert_eq!(open_until(&gate(json!("open")), Timestamp::EPOCH), "");
+        assert_eq!(open_until(&gate(Value::Null), Timestamp::EPOCH), "in 1 min");
     }
 }

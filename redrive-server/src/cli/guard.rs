@@ -46,12 +46,12 @@ const COLUMNS: &[Column] = &[
     ("trouble", |guard, _| short(guard, "trouble")),
 ];
 
+const NONE: &str = "no table is guarded; see [guards.NAME] in redrive.toml";
+
 impl Run for Command {
     async fn run(self, api: &Api, out: Out) -> anyhow::Result<()> {
         match self {
-            Self::Ls => {
-                Ok(out.list(&guards(api).await?, COLUMNS, "no table is guarded; see [guards.NAME] in redrive.toml")?)
-            }
+            Self::Ls => Ok(out.list(&guards(api).await?, COLUMNS, NONE)?),
             Self::Check { service } => check(service, api, out).await,
             Self::Show { service, id } => {
                 let row = api.get(&["guards", &service, "rows", &id], &Query::new()).await?;
@@ -75,6 +75,9 @@ async fn check(service: Option<String>, api: &Api, out: Out) -> anyhow::Result<(
         Some(service) => vec![service],
         None => guards(api).await?.iter().map(|guard| text(guard, "service_name")).collect(),
     };
+    if services.is_empty() {
+        return Ok(out.list(&[], COLUMNS, NONE)?);
+    }
     let mut bad = 0;
     for service in services {
         let found = api.get(&["guards", &service, "check"], &Query::new()).await?;

@@ -46,7 +46,7 @@ use api::{Api, Where};
 use out::Out;
 
 pub(crate) use failure::exit_code;
-pub(crate) use out::plain;
+pub(crate) use out::{aside, line};
 
 /// Told by `--help`; docs/operate/cli.md has the same.
 const EXIT_CODES: &str = "\

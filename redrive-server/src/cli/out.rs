@@ -51,17 +51,26 @@ impl Out {
 }
 
 /// Prints a line. An error if nobody listens any more.
-pub(super) fn line(text: impl Display) -> io::Result<()> {
+pub(crate) fn line(text: impl Display) -> io::Result<()> {
     writeln!(io::stdout().lock(), "{}", plain(&text.to_string()))
 }
 
+/// What is printed about something that is being done: that nobody listens any more (`| head`) is no reason to leave it half done, nor
+/// to say that it went well.
+pub(super) fn heard_or_not(printed: io::Result<()>) -> io::Result<()> {
+    match printed {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        printed => printed,
+    }
+}
+
 /// Says something beside the output. That it is not heard is no reason to stop.
-pub(super) fn aside(text: impl Display) {
+pub(crate) fn aside(text: impl Display) {
     _ = writeln!(io::stderr().lock(), "{}", plain(&text.to_string()));
 }
 
 /// What a terminal would obey, but for ends of lines and tabs, as JSON writes it: so JSON says the same as before.
-pub(crate) fn plain(text: &str) -> String {
+pub(super) fn plain(text: &str) -> String {
     let is_obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
     let mut said = String::with_capacity(text.len());
     for c in text.chars() {

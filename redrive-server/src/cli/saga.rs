@@ -12,7 +12,8 @@ use super::Run;
 use super::api::{Api, Query};
 use super::bulk::{agreed, broken_off};
 use super::failure::Failure;
-use super::out::{Column, Out, details, line, moment, short, text, when};
+use super::filter::{HowMany, Listing, given};
+use super::out::{Column, Out, details, heard_or_not, line, moment, short, text, when};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
@@ -27,9 +28,8 @@ pub(super) enum Command {
         /// Whose id begins so.
         #[arg(long, value_name = "TEXT")]
         id_prefix: Option<String>,
-        /// How many, at the most.
-        #[arg(long, default_value_t = 50)]
-        limit: u32,
+        #[command(flatten)]
+        how_many: HowMany,
     },
     /// Show a saga: its steps as a tree, with their states and times.
     Show {
@@ -128,21 +128,16 @@ const COLUMNS: &[Column] = &[
     ("state", |saga, _| text(saga, "state").replace('_', " ")),
     ("since", |saga, now| when(saga, "since", now)),
     ("started", |saga, now| when(saga, "created_at", now)),
-    ("goes on", |saga, now| when(saga, "look_at", now)),
+    ("next time", |saga, now| when(saga, "look_at", now)),
 ];
 
 impl Run for Command {
     async fn run(self, api: &Api, out: Out) -> anyhow::Result<()> {
         match self {
-            Self::Ls { state, name, id_prefix, limit } => {
-                let mut query = Query::new();
-                for (field, value) in [("state", state), ("name", name), ("id_prefix", id_prefix)] {
-                    value.into_iter().for_each(|value| _ = query.insert(field.into(), value.into()));
-                }
-                query.insert("limit".into(), limit.into());
-                let answer = api.get(&["sagas"], &query).await?;
-                let sagas = answer.get("sagas").and_then(Value::as_array).cloned().unwrap_or_default();
-                Ok(out.list(&sagas, COLUMNS, "there are none")?)
+            Self::Ls { state, name, id_prefix, how_many } => {
+                let query = given([("state", state), ("name", name), ("id_prefix", id_prefix)]);
+                let listing = Listing { of: "sagas", query, columns: COLUMNS, none: "there are none" };
+                how_many.list(listing, api, out).await
             }
             Self::Show { id, journal } => {
                 let saga = api.get(&["sagas", &id], &Query::new()).await?;
@@ -194,8 +189,27 @@ impl Which {
                 n => agreed(&format!("{verb} {} sagas", HumanCount(n)))?,
             }
         }
-        let (n, last) = follow(api, &body(self.dry_run), |saga| said(saga, out)).await?;
+        let would = format!("would be {}", done(&text(&act, "action")));
+        let each = |saga: &Value| match self.dry_run {
+            true => out.say(saga, format!("{}: {would}", text(saga, "id"))),
+            false => heard_or_not(said(saga, out)),
+        };
+        let (n, last) = follow(api, &body(self.dry_run), each).await?;
         finished(n, &last, out)
+    }
+}
+
+/// What a saga is once that is done to it.
+fn done(action: &str) -> &str {
+    match action {
+        "retry" => "retried",
+        "skip" => "without the step",
+        "resolve" => "done with the step",
+        "edit_input" => "given the input",
+        "forward" => "sent forward",
+        "cancel" => "cancelled",
+        "kill" => "killed",
+        other => other,
     }
 }
 
@@ -255,8 +269,10 @@ fn show(saga: &Value, journal: bool, out: Out) -> std::io::Result<()> {
         ("name", text(saga, "name")),
         ("state", format!("{}, {}", text(saga, "state").replace('_', " "), when(saga, "since", out.now))),
         ("started", moment(saga, "created_at", out.now)),
-        ("goes on", moment(saga, "look_at", out.now)),
+        ("goes on", if is_deadline(saga) { String::new() } else { moment(saga, "look_at", out.now) }),
+        ("deadline", moment(saga, "deadline", out.now)),
         ("input", text(saga, "input")),
+        ("started with", text(saga, "started_with")),
     ])?;
     line("")?;
     let steps = saga.get("steps").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
@@ -281,6 +297,11 @@ fn show(saga: &Value, journal: bool, out: Out) -> std::io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether the time that comes next is the one by which it must be done: it does not go on then, but back.
+fn is_deadline(saga: &Value) -> bool {
+    saga.get("look_at") == saga.get("deadline")
 }
 
 /// Each step below one that it waits for; one that waits for several is drawn once, and says which others.
@@ -341,6 +362,13 @@ fn one(step: &Value, out: Out) -> String {
     add(if step.get("pivot") == Some(&true.into()) { "point of no return".into() } else { String::new() });
     let others = before(step);
     add(if others.len() > 1 { format!("after {}", others.join(" and ")) } else { String::new() });
+    add(match step.get("attempts").and_then(Value::as_u64) {
+        None | Some(0) => String::new(),
+        Some(1) => "1 attempt failed".into(),
+        Some(n) => format!("{n} attempts failed"),
+    });
+    let next = when(step, "next_at", out.now);
+    add(if next.is_empty() { next } else { format!("next {next}") });
     add(short(step, "error"));
     said
 }

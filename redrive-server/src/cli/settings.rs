@@ -44,17 +44,28 @@ impl Run for Command {
             Self::Get { path } => get(path.as_deref(), api, out).await,
             Self::Set { path, value } => {
                 let value = serde_json::from_str(&value).unwrap_or(Value::String(value));
-                api.put(&["settings", &path], &json!({ "value": value })).await?;
-                let text = format!("{path} is {value}; all nodes follow within a few seconds");
-                Ok(out.say(&json!({ "path": path, "value": value }), text)?)
+                let answer = api.put(&["settings", &path], &json!({ "value": value })).await?;
+                let text = format!("{path} is {value}");
+                changed(&[("path", path.into()), ("value", value)], &text, &answer, out)
             }
             Self::Unset { path } => {
-                api.delete(&["settings", &path]).await?;
-                let text = format!("{path} is as the files say; all nodes follow within a few seconds");
-                Ok(out.say(&json!({ "path": path }), text)?)
+                let answer = api.delete(&["settings", &path]).await?;
+                let text = format!("{path} is as the files say");
+                changed(&[("path", path.into())], &text, &answer, out)
             }
         }
     }
+}
+
+/// Says what is changed, and when nodes follow.
+fn changed(what: &[(&str, Value)], text: &str, answer: &Value, out: Out) -> anyhow::Result<()> {
+    let waiting = answer.get("waiting").map(|waiting| ("waiting", waiting.clone()));
+    let when = match waiting {
+        Some(_) => "each node follows at its next start",
+        None => "all nodes follow within a few seconds",
+    };
+    let said: Query = what.iter().cloned().chain(waiting).map(|(name, value)| (name.to_owned(), value)).collect();
+    Ok(out.say(&json!(said), format!("{text}; {when}"))?)
 }
 
 async fn get(path: Option<&str>, api: &Api, out: Out) -> anyhow::Result<()> {

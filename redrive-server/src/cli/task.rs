@@ -10,7 +10,7 @@ use super::api::{Api, Query};
 use super::bulk::{Action, Many};
 use super::enqueue;
 use super::failure::Failure;
-use super::filter::{HowMany, Listing, OfTasks};
+use super::filter::{HowMany, Listing, OfTasks, given};
 use super::out::{Column, Out, details, line, moment, short, text, when};
 use super::{Run, dead};
 
@@ -83,8 +83,8 @@ impl Run for Command {
 impl Act {
     async fn run(&self, verb: &str, api: &Api, out: Out) -> anyhow::Result<()> {
         let filter = self.which.fields();
-        match self.many.one().filter(|_| filter.is_empty() && self.many.note().is_none()) {
-            Some(id) => one(id, verb, api, out).await,
+        match self.many.one().filter(|_| filter.is_empty()) {
+            Some(id) => one(id, verb, self.many.note(), api, out).await,
             None => {
                 let noun = ("task", "tasks");
                 self.many.run(Action { to: "tasks", noun, verb, filter, more: Query::new() }, api, out).await
@@ -93,8 +93,9 @@ impl Act {
     }
 }
 
-async fn one(id: TaskId, verb: &str, api: &Api, out: Out) -> anyhow::Result<()> {
-    let answer = api.post(&["tasks", &id.to_string(), verb], &json!({})).await?;
+async fn one(id: TaskId, verb: &str, note: Option<&str>, api: &Api, out: Out) -> anyhow::Result<()> {
+    let body = given([("note", note.map(str::to_owned))]);
+    let answer = api.post(&["tasks", &id.to_string(), verb], &json!(body)).await?;
     let said = match (verb, text(&answer, "state").as_str()) {
         ("retry", _) => "is due now",
         (_, "requested") => "runs; it ends after this attempt, unless that succeeds",

@@ -3,11 +3,11 @@
 
 use std::sync::LazyLock;
 
-use axum::extract::Path;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use sha2::{Digest as _, Sha256};
 
+use crate::server::input::Names;
 use crate::server::problem::Problem;
 
 const CSS: &str = "text/css; charset=utf-8";
@@ -30,7 +30,7 @@ pub(super) static VERSION: LazyLock<String> = LazyLock::new(|| {
 });
 
 /// Whatever version is asked for: there is only this one.
-pub(super) async fn serve(Path((version, name)): Path<(String, String)>, headers: HeaderMap) -> Response {
+pub(super) async fn serve(Names([version, name]): Names<2>, headers: HeaderMap) -> Response {
     let Some((_, kind, text)) = ASSETS.iter().find(|(known, _, _)| *known == name) else {
         return Problem::not_found("file", name).into_response();
     };

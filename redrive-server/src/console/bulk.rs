@@ -11,6 +11,7 @@ use redrive::store::{Bulk, BulkResult, Count, DeadAction, Role, TaskAction, Whic
 use redrive::{TaskId, Timestamp};
 
 use crate::server::App;
+use crate::server::input::{LONGEST_NOTE, noted};
 use crate::server::problem::{Answer, Problem};
 
 use super::fields::Fields;
@@ -68,7 +69,8 @@ impl Kind {
     }
 
     fn bulk(self, asked: &Fields, who: &str, now: Timestamp) -> Answer<Bulk> {
-        let ids = ids(asked)?;
+        // Which page is looked at is no part of the filter.
+        let (ids, asked) = (ids(asked)?, &asked.only(NAMES));
         Ok(match self.path {
             TASKS => {
                 let which =
@@ -133,7 +135,7 @@ async fn ask(app: App, visit: Visit, asked: Fields, path: &'static str) -> Answe
 async fn run(app: App, act: Act, is_script: bool, path: &'static str) -> Answer<Response> {
     let kind = Kind::of(path, &act.fields)?;
     let mut bulk = kind.bulk(&act.fields, &act.visit.who.name, app.clock.now())?;
-    bulk.note = act.fields.get("note").map(str::to_owned);
+    bulk.note = noted(act.fields.text("note"), LONGEST_NOTE)?.map(str::to_owned);
     bulk.per_second = act.fields.parsed("rate")?;
     if is_script {
         return crate::server::bulk::streamed(app, bulk).await;

@@ -1,16 +1,17 @@
 //! Channels: whether people can be told, what waits to be said to them, and whom they will be reminded of.
 
 use askama::Template;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use redrive::notify::{Channel, NotifyConfig};
 use redrive::store::{AuditEntry, ChannelState, DeadTask};
-use redrive::{Clock, Timestamp};
+use redrive::{Clock, Timestamp, unbroken};
 use serde_json::json;
 use std::time::Duration;
 
 use crate::server::App;
+use crate::server::input::Names;
 use crate::server::problem::{Answer, Problem};
 
 use super::html::{self, Html};
@@ -137,16 +138,20 @@ fn reminder(letter: &DeadTask, w: &Words) -> Reminder {
 }
 
 /// Sends a test message. What a channel says against it is shown at once; the audit has it, too.
-pub(super) async fn test(State(app): State<App>, Path(name): Path<String>, act: Act) -> Answer<Response> {
+pub(super) async fn test(State(app): State<App>, Names([name]): Names<1>, act: Act) -> Answer<Response> {
     let settings = app.settings();
     let channels = settings.notify.iter().flat_map(|notify| &notify.channels);
     let channel = channels.filter(|(known, _)| **known == name).map(|(_, channel)| channel.clone()).next();
     let channel = channel.ok_or_else(|| Problem::not_found("channel", &name))?;
     let only = NotifyConfig { channels: [(name.clone(), channel)].into(), ..NotifyConfig::default() };
-    let error = only.send_test().await.into_iter().find_map(|(_, sent)| sent.err()).map(|e| e.to_string());
     let mut entry = AuditEntry::new(&act.visit.who.name, "channel.test", &*name);
-    entry.after = Some(json!({ "taken": error.is_none(), "error": error }));
-    app.store.audit(&entry, Clock::system().now()).await?;
+    let store = app.store.clone();
+    let error = unbroken(async move {
+        let error = only.send_test().await.into_iter().find_map(|(_, sent)| sent.err()).map(|e| e.to_string());
+        entry.after = Some(json!({ "taken": error.is_none(), "error": error }));
+        store.audit(&entry, Clock::system().now()).await.map(|_| error)
+    });
+    let error = error.await?;
     let frame = act.visit.frame;
     match error {
         None => Ok(frame.go("/channels", Said::ChannelTested, &name)),

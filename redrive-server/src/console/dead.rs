@@ -6,7 +6,7 @@ use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
 use redrive::DeadReason;
-use redrive::store::{DeadGroup, DeadGroups, DeadTask};
+use redrive::store::{DeadFilter, DeadGroup, DeadGroups, DeadTask};
 
 use crate::server::App;
 use crate::server::problem::Answer;
@@ -100,7 +100,9 @@ pub(super) async fn groups(app: &App) -> redrive::Result<Arc<DeadGroups>> {
 
 pub(super) async fn list(State(app): State<App>, visit: Visit, asked: Fields) -> Answer<Response> {
     let (f, now) = (visit.frame, app.clock.now());
-    let (found, wrong) = match filter::of_dead(&asked, now) {
+    let wanted = filter::of_dead(&asked, now);
+    let wanted = wanted.map(|wanted| DeadFilter { task: filter::for_list(wanted.task), ..wanted });
+    let (found, wrong) = match wanted {
         Ok(wanted) => (app.store.search_dead(&wanted, PAGE).await?, None),
         Err(problem) => (filter::nothing(), Some(problem)),
     };

@@ -70,7 +70,7 @@ pub(super) async fn list(State(app): State<App>, visit: Visit, asked: Fields) ->
 }
 
 fn wanted(asked: &Fields, now: Timestamp) -> Answer<ArchiveFilter> {
-    let mut wanted = ArchiveFilter::from(filter::of_tasks(asked, now)?);
+    let mut wanted = ArchiveFilter::from(filter::for_list(filter::of_tasks(asked, now)?));
     wanted.ended_as = filter::one_of(asked, "as", ALL, EndedAs::as_str)?;
     Ok(wanted)
 }

@@ -61,6 +61,11 @@ pub(super) fn of_tasks(asked: &Fields, now: Timestamp) -> Answer<TaskFilter> {
     })
 }
 
+/// The same for a list, which shows no params.
+pub(super) fn for_list(wanted: TaskFilter) -> TaskFilter {
+    TaskFilter { without_params: true, ..wanted }
+}
+
 /// What is found by a filter that is not understood.
 pub(super) fn nothing<T>() -> Found<T> {
     Found { items: Vec::new(), continue_after: None }

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use askama::Template;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::Response;
 use redrive::guard::{GuardedTable, ListRequest, NotScanned, err_status};
 use redrive::store::Role;
@@ -17,6 +17,7 @@ use serde_json::{Map, Value};
 
 use crate::server::App;
 use crate::server::guards::{self, Guarded};
+use crate::server::input::Names;
 use crate::server::problem::Answer;
 
 use super::fields::{Fields, segment};
@@ -90,10 +91,15 @@ pub(super) async fn list(State(app): State<App>, visit: Visit) -> Answer<Respons
         service: guarded.service_name.clone(),
         table: guarded.table.clone(),
         database: if f.is_operator() { guarded.database.clone() } else { String::new() },
-        trouble: guarded.trouble.clone(),
+        trouble: trouble(guarded, &f),
     };
     let page = Page { tables: all.iter().map(table).collect(), f: f.clone() };
     Ok(f.show(&page))
+}
+
+/// Why a table is not guarded, for those who may know where its database is; others are told that it is not.
+pub(super) fn trouble(guarded: &Guarded, f: &Frame) -> Option<String> {
+    guarded.trouble.as_ref().map(|why| if f.is_operator() { why.clone() } else { f.w.guard_hidden.to_owned() })
 }
 
 pub(super) fn link(service: &str) -> String {
@@ -139,11 +145,11 @@ struct Row {
 pub(super) async fn show(
     State(app): State<App>,
     visit: Visit,
-    Path(service): Path<String>,
+    Names([service]): Names<1>,
     asked: Fields,
 ) -> Answer<Response> {
     let f = visit.frame;
-    let table = guards::find(&app, &service).await?;
+    let table = guards::find(&app, &service, &visit.who).await?;
     let guarded = counted(&app, table.clone()).await?;
     let fullest = STATES.into_iter().find(|code| guarded.counts.get(&code.to_string()).is_some_and(|n| *n > 0));
     let status = asked.parsed("status")?.or(fullest).unwrap_or(err_status::MANUAL);
@@ -168,7 +174,7 @@ pub(super) async fn show(
         counts: counts(&guarded, status, f.w),
         status: f.w.err_status(status),
         table: guarded.table.clone(),
-        trouble: guarded.trouble.clone(),
+        trouble: trouble(&guarded, &f),
         columns,
         rows,
         newer: (n > 1).then(|| at(n - 1)),
@@ -244,14 +250,10 @@ struct OneRow {
     is_open: bool,
 }
 
-pub(super) async fn show_row(
-    State(app): State<App>,
-    visit: Visit,
-    Path((service, id)): Path<(String, String)>,
-) -> Answer<Response> {
+pub(super) async fn show_row(State(app): State<App>, visit: Visit, Names([service, id]): Names<2>) -> Answer<Response> {
     visit.needs(&app, Role::Operator).await?;
     let f = visit.frame;
-    let shown = guards::find(&app, &service).await?.show(id).await?;
+    let shown = guards::find(&app, &service, &visit.who).await?.show(id).await?;
     let status = shown.columns.get("err_status").and_then(Value::as_i64);
     let page = OneRow {
         back: link(&service),
@@ -298,12 +300,8 @@ fn in_words(condition: &NotScanned, w: &Words) -> String {
 }
 
 /// A person says that a row is successful.
-pub(super) async fn success(
-    State(app): State<App>,
-    Path((service, id)): Path<(String, String)>,
-    act: Act,
-) -> Answer<Response> {
-    let id = guards::find(&app, &service).await?.manual_success(id, &act.visit.who.name).await?;
+pub(super) async fn success(State(app): State<App>, Names([service, id]): Names<2>, act: Act) -> Answer<Response> {
+    let id = guards::find(&app, &service, &act.visit.who).await?.manual_success(id, &act.visit.who.name).await?;
     let to = format!("{}/rows/{}", link(&service), segment(&id.to_string()));
     Ok(act.visit.frame.go(&to, Said::RowSuccessful, &id.to_string()))
 }

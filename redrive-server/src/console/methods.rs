@@ -7,8 +7,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use askama::Template;
-use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::extract::State;
 use axum::response::{Redirect, Response};
 use redrive::gate::{Gate, GateState, Hold};
 use redrive::resilience::{Tally, Trip};
@@ -17,6 +16,7 @@ use redrive::{Engine, Lane, Timestamp};
 use serde_json::Value;
 
 use crate::server::cluster::{self, MethodShown};
+use crate::server::input::{LONGEST_NOTE, Names, noted};
 use crate::server::problem::{Answer, Problem};
 use crate::server::{App, gates};
 
@@ -303,13 +303,12 @@ impl Times {
     }
 }
 
+/// Bytes of a method's name.
+const LONGEST_METHOD: usize = 500;
+
 /// Pauses or resumes.
-pub(super) async fn act(
-    State(app): State<App>,
-    Path((method, action)): Path<(String, String)>,
-    act: Act,
-) -> Answer<Response> {
-    if !(1..=500).contains(&method.len()) || method.contains('\0') {
+pub(super) async fn act(State(app): State<App>, Names([method, action]): Names<2>, act: Act) -> Answer<Response> {
+    if method.len() > LONGEST_METHOD {
         return Err(Problem::not_found("method", method));
     }
     let (paused, said) = match action.as_str() {
@@ -317,27 +316,14 @@ pub(super) async fn act(
         "resume" => (false, Said::MethodResumed),
         other => return Err(Problem::not_found("action", other)),
     };
-    let note = note(&act)?;
+    let note = noted(act.fields.text("note"), LONGEST_NOTE)?;
     cluster::set_paused(&app, &method, paused, &act.visit.who.name, note).await?;
     app.wake();
     Ok(act.visit.frame.go("/methods", said, &method))
 }
 
-fn note(act: &Act) -> Answer<Option<&str>> {
-    match act.fields.get("note") {
-        Some(note) if note.len() > 1000 => {
-            Err(Problem::new(StatusCode::BAD_REQUEST, "not_understood", "note: is too long"))
-        }
-        note => Ok(note),
-    }
-}
-
 /// Holds, releases or resets.
-pub(super) async fn act_on_gate(
-    State(app): State<App>,
-    Path((gate, action)): Path<(String, String)>,
-    act: Act,
-) -> Answer<Response> {
+pub(super) async fn act_on_gate(State(app): State<App>, Names([gate, action]): Names<2>, act: Act) -> Answer<Response> {
     let (doing, said) = match action.as_str() {
         "hold-open" => (GateAction::Hold(Hold::Open), Said::GateHeldOpen),
         "hold-closed" => (GateAction::Hold(Hold::Closed), Said::GateHeldClosed),
@@ -345,7 +331,7 @@ pub(super) async fn act_on_gate(
         "reset" => (GateAction::Reset, Said::GateReset),
         other => return Err(Problem::not_found("action", other)),
     };
-    let note = note(&act)?;
+    let note = noted(act.fields.text("note"), gates::LONGEST_WHY)?;
     let lane = gates::find(&app, &gate, matches!(doing, GateAction::Hold(_))).await?;
     let changed = gates::act(&app, lane, doing, &act.visit.who.name, note).await?;
     app.wake();

@@ -12,6 +12,7 @@ use crate::server::guards::Guarded;
 use super::guards;
 use super::html::{self, Html};
 use super::overview::{Counts, HOUR, LATE, of_method};
+use super::visit::Frame;
 use super::words::{Words, fill};
 
 /// Something that needs somebody.
@@ -40,7 +41,8 @@ pub(super) struct Seen {
 }
 
 /// What needs somebody, worst first.
-pub(super) fn needs(seen: &Seen, w: &Words, now: Timestamp) -> Vec<Need> {
+pub(super) fn needs(seen: &Seen, f: &Frame, now: Timestamp) -> Vec<Need> {
+    let w = f.w;
     let mut all: Vec<Need> = seen.troubles.iter().map(|trouble| trouble_of(trouble, w)).collect();
     let gates = open_gates(seen);
     all.extend(gates.iter().map(|(gate, waiting)| open_gate(gate, *waiting, w)));
@@ -56,7 +58,7 @@ pub(super) fn needs(seen: &Seen, w: &Words, now: Timestamp) -> Vec<Need> {
         let (why, link) = (w.need_stuck_why.to_owned(), "/sagas?state=stuck".into());
         all.push(Need { class: "bad", what, why, when: None, link, do_it: w.need_dead_do });
     }
-    all.extend(seen.guards.iter().filter_map(|guarded| guarded_table(guarded, w)));
+    all.extend(seen.guards.iter().filter_map(|guarded| guarded_table(guarded, f)));
     all.extend(seen.channels.iter().filter(|channel| channel.tries > 0).map(|channel| failing_channel(channel, w)));
     all.extend(methods(seen, &gates, w, now));
     all.extend(seen.paused.iter().map(|paused| paused_method(paused, w)));
@@ -91,11 +93,12 @@ fn methods(seen: &Seen, gates: &[(&Gate, Option<Count>)], w: &Words, now: Timest
     all
 }
 
-fn guarded_table(guarded: &Guarded, w: &Words) -> Option<Need> {
+fn guarded_table(guarded: &Guarded, f: &Frame) -> Option<Need> {
+    let w = f.w;
     let rows = guarded.counts.get(&err_status::MANUAL.to_string()).copied().unwrap_or(0);
     let name = &guarded.service_name;
-    let (what, why, link) = match &guarded.trouble {
-        Some(why) => (fill(w.need_guard, &[name]), why.clone(), "/guards".into()),
+    let (what, why, link) = match guards::trouble(guarded, f) {
+        Some(why) => (fill(w.need_guard, &[name]), why, "/guards".into()),
         None if rows > 0 => (fill(w.need_rows, &[name, &html::up_to(rows)]), String::new(), guards::link(name)),
         None => return None,
     };

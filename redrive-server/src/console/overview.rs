@@ -91,7 +91,7 @@ pub(super) async fn show(State(app): State<App>, visit: Visit, Address(address):
     let (stuck, guards, channels) = Box::pin(beside(&app)).await?;
     let seen = Seen { counts, gates, nodes, paused, troubles, unowned, stuck, guards, channels };
     let page = Page {
-        needs: needs(&seen, f.w, now),
+        needs: needs(&seen, &f, now),
         figures: figures(&seen, &minutes, f.w, now),
         hour: rates(&minutes, now - HOUR, 1, f.w.chart_hour),
         day: rates(&tens, now - DAY, 10, f.w.chart_day),

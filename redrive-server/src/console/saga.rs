@@ -1,15 +1,16 @@
 //! One saga: its steps as a drawing and as a table, what has happened to it, and what a person can do about it.
 
 use askama::Template;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use redrive::Business;
 use redrive::saga::{Event, Op, SagaState, StepKind, Why, Work};
 use redrive::store::{Journaled, SagaRecord};
+use redrive::{Business, Timestamp};
 use serde_json::Value;
 
 use crate::server::App;
+use crate::server::input::Names;
 use crate::server::problem::{Answer, Problem};
 use crate::server::sagas::{self, Action, StepShown};
 
@@ -61,6 +62,9 @@ struct Row {
     round: u32,
     changed: Option<Html>,
     error: String,
+    /// Attempts at it that have failed, if it is under way.
+    failed: u32,
+    next: Option<Html>,
     output: Option<String>,
     /// Whether it is under way or has failed: then a person may leave it out, or say that it is done.
     is_open: bool,
@@ -109,28 +113,26 @@ struct Item {
     detail: String,
 }
 
-pub(super) async fn show(State(app): State<App>, visit: Visit, Path(id): Path<String>) -> Answer<Response> {
+pub(super) async fn show(State(app): State<App>, visit: Visit, Names([id]): Names<1>) -> Answer<Response> {
     let record = find(&app, &id).await?;
-    let page = page(&visit, record)?;
+    let page = page(&app, &visit, record).await?;
     Ok(page.f.show(&page))
 }
 
 async fn find(app: &App, id: &str) -> Answer<SagaRecord> {
-    if id.contains('\0') {
-        return Err(Problem::not_found("saga", format!("{id:?}"))); // PostgreSQL would not even look
-    }
     app.store.saga(id).await?.ok_or_else(|| Problem::not_found("saga", id))
 }
 
-fn page(visit: &Visit, record: SagaRecord) -> Answer<Page> {
+async fn page(app: &App, visit: &Visit, record: SagaRecord) -> Answer<Page> {
     let (f, sees) = (visit.frame.clone(), visit.frame.is_operator());
     let w = f.w;
     let earlier = record.journal.len().saturating_sub(MOST_EVENTS);
     let events = record.journal.iter().skip(earlier).map(|event| item(event, sees, w)).collect();
     let goes_back = goes_back(record.journal.iter().map(|journaled| &journaled.event));
     let kinds: Vec<StepKind> = record.definition.steps.iter().map(|step| step.kind.clone()).collect();
-    let shown = sagas::shown(record, &visit.who)?;
-    let summary = shown.summary;
+    let mut shown = sagas::shown(record, &visit.who)?;
+    sagas::add_attempts(app, &mut shown).await?;
+    let (summary, deadline) = (shown.summary, shown.deadline);
     let is_over = summary.state.is_final();
     let business = Business { kind: "saga".into(), id: summary.id.clone() };
     Ok(Page {
@@ -139,7 +141,7 @@ fn page(visit: &Visit, record: SagaRecord) -> Answer<Page> {
         is_stuck: summary.state == SagaState::Stuck,
         is_over,
         goes_back,
-        facts: facts(&summary, w),
+        facts: facts(&summary, deadline, w),
         graph: drawn(&shown.steps, w),
         steps: shown.steps.iter().enumerate().map(|(n, step)| row(n, step, is_over, sees, w)).collect(),
         events,
@@ -172,13 +174,15 @@ fn goes_back<'e>(events: impl DoubleEndedIterator<Item = &'e Event>) -> bool {
     events.rev().find_map(turns).unwrap_or(false)
 }
 
-fn facts(saga: &redrive::store::SagaSummary, w: &Words) -> Vec<(&'static str, Html)> {
+fn facts(saga: &redrive::store::SagaSummary, deadline: Option<Timestamp>, w: &Words) -> Vec<(&'static str, Html)> {
     let mut all = vec![
         (w.id, Html(format!("<span class=\"mono\">{}</span>", html::escape(&saga.id)))),
         (w.started, html::at_and_ago(saga.created_at)),
         (w.since, html::at_and_ago(saga.since)),
     ];
-    all.extend(saga.look_at.filter(|_| !saga.state.is_final()).map(|at| (w.goes_on, html::at_and_ago(at))));
+    let goes_on = saga.look_at.filter(|at| !saga.state.is_final() && Some(*at) != deadline);
+    all.extend(goes_on.map(|at| (w.goes_on, html::at_and_ago(at))));
+    all.extend(deadline.map(|at| (w.deadline, html::at_and_ago(at))));
     all
 }
 
@@ -219,6 +223,8 @@ fn row(n: usize, step: &StepShown, is_over: bool, sees: bool, w: &Words) -> Row 
         round: step.round,
         changed: step.changed_at.map(html::ago),
         error: step.error.clone().unwrap_or_default(),
+        failed: step.attempts.unwrap_or_default(),
+        next: step.next_at.map(html::ago),
         output: (sees && !step.output.is_null()).then(|| pretty(&step.output)),
         is_open,
     }
@@ -241,7 +247,7 @@ fn item(journaled: &Journaled, sees: bool, w: &Words) -> Item {
     let both = |a: String, b: String| [a, b].into_iter().filter(|s| !s.is_empty()).collect::<Vec<_>>().join(" · ");
     let (class, what, detail) = match &journaled.event {
         Event::Began => ("", w.saga_began.to_owned(), String::new()),
-        Event::Started { work } => ("now", by_op(work, [w.step_runs, w.undo_runs, w.confirm_runs]), String::new()),
+        Event::Started { work, .. } => ("now", by_op(work, [w.step_runs, w.undo_runs, w.confirm_runs]), String::new()),
         // What came of it is beside the step.
         Event::Done { work, by: who, .. } => {
             let class = if work.op == Op::Undo { "warn" } else { "good" };
@@ -297,7 +303,7 @@ struct Kill {
     stays: Vec<String>,
 }
 
-pub(super) async fn ask_kill(State(app): State<App>, visit: Visit, Path(id): Path<String>) -> Answer<Response> {
+pub(super) async fn ask_kill(State(app): State<App>, visit: Visit, Names([id]): Names<1>) -> Answer<Response> {
     visit.needs(&app, redrive::store::Role::Operator).await?;
     let shown = sagas::shown(find(&app, &id).await?, &visit.who)?;
     let f = visit.frame;
@@ -315,16 +321,12 @@ pub(super) async fn ask_kill(State(app): State<App>, visit: Visit, Path(id): Pat
     Ok(f.show(&page))
 }
 
-pub(super) async fn kill(state: State<App>, Path(id): Path<String>, act: Act) -> Answer<Response> {
-    self::act(state, Path((id, "kill".into())), act).await
+pub(super) async fn kill(state: State<App>, Names([id]): Names<1>, act: Act) -> Answer<Response> {
+    self::act(state, Names([id, "kill".into()]), act).await
 }
 
 /// What is typed and not taken is shown as it was typed, with the reason.
-pub(super) async fn act(
-    State(app): State<App>,
-    Path((id, action)): Path<(String, String)>,
-    act: Act,
-) -> Answer<Response> {
+pub(super) async fn act(State(app): State<App>, Names([id, action]): Names<2>, act: Act) -> Answer<Response> {
     let problem = match done(&app, &id, &action, &act).await {
         Err(problem) if super::is_typed_wrong(&problem) => problem,
         other => return other,
@@ -332,7 +334,7 @@ pub(super) async fn act(
     let Some(typed) = Typed::of(&action, &act.fields, &problem) else { return Err(problem) };
     let mut visit = act.visit;
     visit.frame.here = format!("/sagas/{}", segment(&id));
-    let page = Page { typed, ..page(&visit, find(&app, &id).await?)? };
+    let page = Page { typed, ..page(&app, &visit, find(&app, &id).await?).await? };
     Ok(super::answered(Some(&problem), page.f.show(&page)))
 }
 

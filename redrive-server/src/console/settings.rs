@@ -99,13 +99,7 @@ fn change_link(path: &str) -> String {
 
 /// As a person would type it: texts bare, the rest as JSON.
 fn text(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), |text| in_days(text).unwrap_or_else(|| text.to_owned()))
-}
-
-/// `90d` rather than `2months 29days 2h 52m 48s`.
-fn in_days(text: &str) -> Option<String> {
-    let time = humantime::parse_duration(text).ok().filter(|_| text.contains("month") || text.contains("year"))?;
-    (time.as_secs() % 86_400 == 0).then(|| format!("{}d", time.as_secs() / 86_400))
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// What a person typed: JSON if it is any, else a text, as on the command line.
@@ -137,6 +131,8 @@ struct Change {
     wrong: Option<String>,
     /// What would change: path, before, after.
     diff: Vec<(String, String, String)>,
+    /// It would hold from the next start on.
+    waits: bool,
     /// It is to be as the files say.
     unset: bool,
     /// It has been looked at, and can be saved.
@@ -151,14 +147,19 @@ pub(super) async fn change(State(app): State<App>, visit: Visit, asked: Fields) 
     let set = app.store.set_fields().await?.into_iter().find(|field| field.path == path);
     let holds = flat.get(&path).map(text).unwrap_or_default();
     let typed = asked.get("value").map_or_else(|| holds.clone(), str::to_owned);
-    let seen = match asked.get("value") {
-        _ if unset => {
-            let before = set.as_ref().map(|field| text(&field.value)).unwrap_or_default();
-            Ok(vec![(path.clone(), before, f.w.set_as_file.to_owned())])
-        }
-        Some(value) => differences(&settings, &path, value),
-        None => Ok(Vec::new()),
+    let new = match asked.get("value") {
+        _ if unset => Ok(app.engine()?.settings_without(&path)),
+        Some(value) => changed(&settings, &path, value),
+        None => Ok((*settings).clone()),
     };
+    let waits = new.as_ref().is_ok_and(|new| app.waiting(&path, &settings, new).is_some());
+    let seen = new.map(|new| match unset {
+        true => {
+            let before = set.as_ref().map(|field| text(&field.value)).unwrap_or_default();
+            vec![(path.clone(), before, f.w.set_as_file.to_owned())]
+        }
+        false => differences(&settings, &new),
+    });
     let (diff, wrong) = seen.map_or_else(|why| (Vec::new(), Some(why)), |diff| (diff, None));
     let page = Change {
         ready: !diff.is_empty(),
@@ -171,6 +172,7 @@ pub(super) async fn change(State(app): State<App>, visit: Visit, asked: Fields) 
             let same = asked.get("value").is_some() && diff.is_empty() && !unset;
             same.then(|| f.w.set_same.to_owned())
         }),
+        waits,
         diff,
         unset,
         f: f.clone(),
@@ -178,15 +180,20 @@ pub(super) async fn change(State(app): State<App>, visit: Visit, asked: Fields) 
     Ok(f.show(&page))
 }
 
-/// What a value would change, or what is wrong with it.
-fn differences(settings: &Settings, path: &str, typed: &str) -> Result<Vec<(String, String, String)>, String> {
+/// The settings with what was typed, or what is wrong with that.
+fn changed(settings: &Settings, path: &str, typed: &str) -> Result<Settings, String> {
     let mut new = settings.clone();
     new.set(path, read(typed)).map_err(|e| e.to_string())?;
+    Ok(new)
+}
+
+/// What would change: path, before, after.
+fn differences(settings: &Settings, new: &Settings) -> Vec<(String, String, String)> {
     let (before, after) = (settings.flat(), new.flat());
     let shown = |value: Option<&Value>| value.map(text).unwrap_or_default();
     let change = |path: String| (shown(before.get(&path)), shown(after.get(&path)), path);
-    let all = settings.differences(&new).into_iter().map(change);
-    Ok(all.map(|(before, after, path)| (path, before, after)).collect())
+    let all = settings.differences(new).into_iter().map(change);
+    all.map(|(before, after, path)| (path, before, after)).collect()
 }
 
 pub(super) async fn save(State(app): State<App>, act: Act) -> Answer<Response> {
@@ -198,8 +205,12 @@ pub(super) async fn save(State(app): State<App>, act: Act) -> Answer<Response> {
         return Err(Problem::new(StatusCode::CONFLICT, "conflict", detail));
     }
     let value = (!unset).then(|| read(act.fields.text("value")));
-    app.set(path, value, &act.visit.who.name).await?;
-    let said = if unset { Said::SettingUnset } else { Said::SettingSet };
+    let waiting = app.set(path, value, &act.visit.who.name).await?;
+    let said = match unset {
+        _ if waiting.is_some() => Said::SettingWaits,
+        true => Said::SettingUnset,
+        false => Said::SettingSet,
+    };
     Ok(act.visit.frame.go("/settings", said, path))
 }
 
@@ -210,11 +221,11 @@ mod tests {
     #[test]
     fn a_change_is_shown_before_it_is_made_and_a_mistake_is_named() {
         let settings = Settings::default();
-        let seen = differences(&settings, "engine.scan_interval", "1s").unwrap();
-        assert_eq!(seen, [("engine.scan_interval".to_owned(), "5s".to_owned(), "1s".to_owned())]);
-        assert!(differences(&settings, "engine.scan_interval", "5s").unwrap().is_empty());
-        assert!(differences(&settings, "defaults.max_attempts", "0").unwrap_err().contains("max_attempts"));
-        assert!(differences(&settings, "engine.lease", "1m").unwrap_err().contains("file"));
+        let seen = |typed: &str| differences(&settings, &changed(&settings, "engine.scan_interval", typed).unwrap());
+        assert_eq!(seen("1s"), [("engine.scan_interval".to_owned(), "5s".to_owned(), "1s".to_owned())]);
+        assert!(seen("5s").is_empty());
+        assert!(changed(&settings, "defaults.max_attempts", "0").unwrap_err().contains("max_attempts"));
+        assert!(changed(&settings, "engine.lease", "1m").unwrap_err().contains("file"));
     }
 
     #[test]

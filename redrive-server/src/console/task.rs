@@ -2,7 +2,7 @@
 //! and what can be done about it.
 
 use askama::Template;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use redrive::gate::{Gate, GateState};
@@ -13,6 +13,7 @@ use redrive::{DeadReason, Kind, Policy, Status, StopRequest, Task, TaskId, Times
 
 use crate::http::{HttpRequest, METHOD};
 use crate::server::App;
+use crate::server::input::{Names, acting};
 use crate::server::problem::{Answer, Problem};
 
 use super::chart;
@@ -112,7 +113,7 @@ impl Place {
     }
 }
 
-pub(super) async fn show(State(app): State<App>, visit: Visit, Path(id): Path<String>) -> Answer<Response> {
+pub(super) async fn show(State(app): State<App>, visit: Visit, Names([id]): Names<1>) -> Answer<Response> {
     let page = found(&app, visit.frame, id.parse()?).await?;
     Ok(page.f.show(&page))
 }
@@ -351,18 +352,12 @@ fn quoted(text: &str) -> String {
 }
 
 /// Does something to one task or letter.
-pub(super) async fn act(
-    State(app): State<App>,
-    Path((id, action)): Path<(String, String)>,
-    act: Act,
-) -> Answer<Response> {
+pub(super) async fn act(State(app): State<App>, Names([id, action]): Names<2>, act: Act) -> Answer<Response> {
     let id: TaskId = id.parse()?;
     if action == "policy" {
         return edit_policy(&app, act, id).await;
     }
-    let (now, note) = (app.clock.now(), act.fields.text("note"));
-    let acting = app.store.acting(&act.visit.who.name)?;
-    let acting = if note.is_empty() { acting } else { acting.noting(note) };
+    let (now, acting) = (app.clock.now(), acting(&app, &act.visit.who, act.fields.text("note"))?);
     let (mut to, mut about) = (format!("/tasks/{id}"), id);
     let stopped = |how, said| if how == Cancelled::Ended { said } else { Said::StopRequested };
     let closed = |n, said| if n > 0 { Ok(said) } else { Err(Problem::not_found("dead letter", id)) };

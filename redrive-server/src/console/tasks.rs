@@ -110,7 +110,7 @@ pub(super) async fn list(
 ) -> Answer<Response> {
     let (f, now) = (visit.frame, app.clock.now());
     let (found, wrong) = match filter::of_tasks(&asked, now) {
-        Ok(wanted) => (app.store.search(&wanted, PAGE).await?, None),
+        Ok(wanted) => (app.store.search(&filter::for_list(wanted), PAGE).await?, None),
         Err(problem) => (filter::nothing(), Some(problem)),
     };
     let filtered = asked.only(NAMES);

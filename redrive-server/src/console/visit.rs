@@ -263,9 +263,10 @@ pub(super) fn cookie<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> 
     all.find(|(known, _)| *known == name).map(|(_, value)| value).filter(|value| !value.is_empty())
 }
 
-/// A path of ours: nobody is sent anywhere else.
+/// A path of ours, as a header can have it: nobody is sent anywhere else.
 fn is_ours(path: &str) -> bool {
-    path.starts_with('/') && !path.starts_with("//") && !path.contains(['\\', '\n', '\r', '\t'])
+    let is_none = |c: char| c == '\\' || c.is_control();
+    path.starts_with('/') && !path.starts_with("//") && !path.contains(is_none)
 }
 
 fn ours(path: &str) -> &str {
@@ -329,6 +330,7 @@ says! {
     RowSuccessful = said_row_successful,
     SettingSet = said_setting_set,
     SettingUnset = said_setting_unset,
+    SettingWaits = said_setting_waits,
     ChannelTested = said_channel_tested,
 }
 
@@ -338,7 +340,9 @@ mod tests {
 
     #[test]
     fn nobody_is_sent_to_another_site() {
-        for path in ["//evil.example", "/\\evil.example", "https://evil.example", "", "evil", "/a\nb"] {
+        for path in
+            ["//evil.example", "/\\evil.example", "https://evil.example", "", "evil", "/a\nb", "/\u{1}", "/\u{7f}"]
+        {
             assert_eq!(ours(path), "/", "{path:?}");
         }
         assert_eq!(ours("/tasks?a=1"), "/tasks?a=1");

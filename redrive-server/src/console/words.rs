@@ -482,6 +482,8 @@ words! {
     since: "In this state since", "进入此状态";
     started: "Started", "开始";
     goes_on: "Goes on by itself", "自动继续";
+    deadline: "Goes back unless done by", "截止时间";
+    next_time: "Next time", "下个时间点";
     id_begins: "Id begins with", "编号开头";
     stuck_lead: "It cannot go on, nor back, without you.", "没有人工介入，它无法前进也无法回退。";
     hint_retry: "Retry: what waits or was given up is tried now.", "重试：立即执行等待或已放弃的步骤。";
@@ -585,6 +587,7 @@ words! {
     no_guards: "No table is guarded. A guard is a section of redrive.toml, with the services that check and mend a row:",
         "尚未守护任何表。守护在 redrive.toml 中配置，指定检查与处理一行数据的服务：";
     guard_trouble: "It is not guarded just now", "当前未受守护";
+    guard_hidden: "its database cannot be used; operators see why", "其数据库不可用；操作员可查看原因";
     err_4000: "retried", "重试中";
     err_4001: "needs people", "待人工处理";
     err_2000: "normal", "正常";
@@ -660,6 +663,7 @@ words! {
     set_field: "Change a field", "修改字段";
     set_preview: "Look at the change", "预览修改";
     set_would: "This would change, on all nodes, within a few seconds:", "将在几秒内于所有节点生效：";
+    set_would_wait: "This would change, on all nodes, with their next start:", "将在各节点下次启动后生效：";
     set_nothing: "(not given)", "（未指定）";
     set_same: "It is so already: nothing would change.", "当前已是此值：不会有任何变化。";
     set_holds: "now", "当前";
@@ -667,6 +671,7 @@ words! {
     set_unset: "Take it back", "撤销设置";
     said_setting_set: "{0} is set.", "{0} 已设置。";
     said_setting_unset: "{0} is as the file says again.", "{0} 已恢复为文件中的值。";
+    said_setting_waits: "{0} is changed. It holds from the next start of each node on.", "{0} 已修改，将在各节点下次启动后生效。";
     before: "before", "之前";
     after: "after", "之后";
 

@@ -103,6 +103,14 @@ impl Answer {
         }
     }
 
+    /// Why it is not what was wanted, for people: its status; or, if that says yes, that the success condition does not.
+    pub(crate) fn unmet(&self) -> String {
+        match self.is_success() {
+            true => format!("the answer does not satisfy the success condition: {}", self.said()),
+            false => self.said(),
+        }
+    }
+
     /// It without what must not be kept. A body that is not text is looked at as the bytes that came.
     pub(super) fn hiding(mut self, hide: impl Fn(&[u8]) -> Vec<u8>) -> Self {
         let in_text = |text: String| String::from_utf8_lossy(&hide(text.as_bytes())).into_owned();

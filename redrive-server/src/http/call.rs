@@ -97,7 +97,7 @@ impl HttpCall {
         self
     }
 
-    /// When it is written down, if it is tried at once. Default: as the settings say.
+    /// When it is written down, if it is tried at once, whatever the settings say. Default: as they say.
     pub fn persist(mut self, persist: Persist) -> Self {
         self.asked.persist = Some(persist);
         self
@@ -151,11 +151,15 @@ impl Retryable for HttpCall {
     }
 
     fn policy(&self, defaults: Policy) -> Policy {
-        let policy = self.asked.policy.over(self.asked.target.over(defaults));
+        self.asked_policy(self.asked.target.over(defaults))
+    }
+
+    fn asked_policy(&self, policy: Policy) -> Policy {
+        let policy = self.asked.policy.over(policy);
         Policy { timeout: policy.timeout.or(Some(DEFAULT_TIMEOUT)), ..policy }
     }
 
-    fn persist(&self) -> Option<Persist> {
+    fn asked_persist(&self) -> Option<Persist> {
         self.asked.persist
     }
 
@@ -177,8 +181,7 @@ impl Retryable for HttpCall {
             None => failure,
         };
         if answer.is_success() {
-            let said = format!("the answer does not satisfy the success condition: {}", answer.said());
-            return Verdict::Retry(after(Failure::retry(Kind::UNMET, said)));
+            return Verdict::Retry(after(Failure::retry(Kind::UNMET, answer.unmet())));
         }
         Verdict::Failed(after(Failure::retry(Kind::http(answer.status), answer.said())))
     }

@@ -150,6 +150,23 @@ pub(crate) fn definition(saga: Value, input: &Value, delivery: &HttpDelivery) ->
     Ok(definition)
 }
 
+/// Whether a saga that is under way can be given this input: what its templates reach for must be there, as at its start.
+pub(crate) fn check_input(definition: &Definition, input: &Value) -> Result<()> {
+    let mut problems = Problems::default();
+    let ours = |method: &Option<String>| method.as_deref() == Some(METHOD);
+    let steps = definition.steps.iter().filter(|step| ours(&step.method)).map(|step| (step.name.as_str(), &step.spec));
+    let whole = definition.compensate_with.iter().filter(|with| ours(&with.method));
+    for (at, spec) in steps.chain(whole.map(|with| ("compensate_with", &with.spec))) {
+        let spec = serde_json::from_value::<Spec>(spec.clone()).unwrap_or_default();
+        let asked = [spec.run, spec.undo, spec.confirm].into_iter().flatten();
+        let templates: Vec<Template> = asked.flat_map(|asks| asks.templates().unwrap_or_default()).collect();
+        for nothing in templates.iter().flat_map(|template| template.missing_in(input)) {
+            problems.add("input", format!("{at} asks for {nothing}, which it does not have"));
+        }
+    }
+    problems.into_result()
+}
+
 /// What is wrong with a part of the body is said by its place in the body.
 fn within(at: &str, e: Error) -> Error {
     match e {

@@ -17,7 +17,7 @@ use redrive::{Builder, MethodOptions};
 
 use crate::http::HttpDelivery;
 
-pub(crate) use face::definition;
+pub(crate) use face::{check_input, definition};
 use runner::HttpSteps;
 
 /// The method of all steps.

@@ -142,7 +142,7 @@ impl Values for Known<'_> {
             Root::Input => Some(Cow::Borrowed(cx.input())),
             Root::Step(name) => cx.value_of(name).map(Cow::Borrowed),
             Root::Own => cx.value_of(cx.step()).map(Cow::Borrowed),
-            Root::Key => Some(Cow::Owned(cx.key().into())),
+            Root::Key => Some(Cow::Owned(visible(&cx.key()).into())), // as the header says it
             Root::RunKey => Some(Cow::Owned(visible(&cx.run_key()).into())),
             Root::SagaId => Some(Cow::Owned(cx.saga_id().into())),
         }

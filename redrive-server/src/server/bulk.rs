@@ -12,7 +12,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream};
 use redrive::store::{Bulk, BulkResult, BulkRun, Count, DeadAction, Step, TaskAction, Which};
-use redrive::{Policy, TaskId};
+use redrive::{Policy, TaskId, Timestamp, unbroken};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -20,7 +20,7 @@ use utoipa_axum::routes;
 
 use super::auth::Operator;
 use super::filter::{OfDead, OfTasks};
-use super::input::Json;
+use super::input::{Json, LONGEST_NOTE, noted};
 use super::own;
 use super::problem::{Answer, Problem};
 use super::shapes::{CountShape, PolicyShape};
@@ -50,6 +50,7 @@ struct BulkTasks {
     /// How many in a second, at the most.
     #[schema(minimum = 1)]
     per_second: Option<u32>,
+    /// For the audit; at most 4096 bytes.
     #[schema(max_length = 4096)]
     note: Option<String>,
 }
@@ -80,6 +81,7 @@ struct BulkDead {
     /// How many in a second, at the most.
     #[schema(minimum = 1)]
     per_second: Option<u32>,
+    /// For the audit; at most 4096 bytes.
     #[schema(max_length = 4096)]
     note: Option<String>,
 }
@@ -188,7 +190,8 @@ fn which<F>(ids: Option<Vec<TaskId>>, filter: Option<F>) -> Answer<Which<F>> {
 }
 
 async fn begin(app: App, mut bulk: Bulk, how: How) -> Answer<Response> {
-    (bulk.per_second, bulk.note) = (how.per_second, how.note);
+    let note = noted(how.note.as_deref().unwrap_or_default(), LONGEST_NOTE)?;
+    (bulk.per_second, bulk.note) = (how.per_second, note.map(str::to_owned));
     if how.dry_run {
         let count = app.store.dry_run(&bulk).await?;
         let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
@@ -213,38 +216,49 @@ fn steps(app: App, run: BulkRun) -> impl Stream<Item = Result<Bytes, Infallible>
     stream::unfold(Some(run), move |run| {
         let app = app.clone();
         async move {
-            let mut run = run?;
-            let (said, goes_on) = next(&app, &mut run).await;
+            let (said, run, goes_on) = next(&app, run?).await;
             Some((Ok(line(&said)), goes_on.then_some(run)))
         }
     })
 }
 
-/// Does the next batch, when its time has come. A database that cannot be reached for a moment is asked again.
-async fn next(app: &App, run: &mut BulkRun) -> (Line, bool) {
+/// Does the next batch, when its time has come; what is to be said of it, and whether it goes on. A database that cannot be reached
+/// for a moment is asked again.
+async fn next(app: &App, mut run: BulkRun) -> (Line, BulkRun, bool) {
     let mut failures = 0;
     loop {
         if app.stopping.is_cancelled() {
-            return (Line::Broken { problem: stopping() }, false);
+            return (Line::Broken { problem: stopping() }, run, false);
         }
-        let wait = match run.step(app.clock.now()).await {
+        let went;
+        (run, went) = step(run, app.clock.now()).await;
+        let wait = match went {
             Ok(Step::Wait(until)) => until.since(app.clock.now()).max(Duration::from_millis(1)),
             Ok(Step::More) => {
                 app.wake();
-                return (Line::Running(run.result().into()), true);
+                return (Line::Running(run.result().into()), run, true);
             }
             Ok(Step::Finished) => {
                 app.wake();
-                return (Line::Finished(run.result().into()), false);
+                return (Line::Finished(run.result().into()), run, false);
             }
             Err(e) if e.is_transient() && failures < MOST_FAILURES => {
                 failures += 1;
                 Duration::from_secs(1)
             }
-            Err(e) => return (Line::Broken { problem: e.into() }, false),
+            Err(e) => return (Line::Broken { problem: e.into() }, run, false),
         };
         app.stopping.run_until_cancelled(pause(wait)).await;
     }
+}
+
+/// A batch is written to its record when it is done: whoever hangs up stops what comes after it.
+async fn step(mut run: BulkRun, now: Timestamp) -> (BulkRun, redrive::Result<Step>) {
+    unbroken(async move {
+        let went = run.step(now).await;
+        (run, went)
+    })
+    .await
 }
 
 pub(super) fn stopping() -> Problem {
@@ -257,10 +271,11 @@ pub(super) fn stopping() -> Problem {
 pub(crate) async fn whole(app: &App, bulk: Bulk) -> Answer<BulkResult> {
     let mut run = app.store.begin_bulk(bulk, app.clock.now()).await?;
     loop {
-        match next(app, &mut run).await {
-            (Line::Broken { problem }, _) => return Err(problem),
-            (_, true) => {}
-            (_, false) => return Ok(run.result().clone()),
+        let (said, after, goes_on) = next(app, run).await;
+        match said {
+            Line::Broken { problem } => return Err(problem),
+            _ if goes_on => run = after,
+            _ => return Ok(after.result().clone()),
         }
     }
 }

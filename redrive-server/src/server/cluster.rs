@@ -12,7 +12,7 @@ use utoipa_axum::routes;
 
 use super::App;
 use super::auth::{Operator, Viewer};
-use super::input::MethodName;
+use super::input::{Json, MethodName, Said};
 use super::problem::Answer;
 use super::shapes::{CountShape, OverviewShape};
 
@@ -126,25 +126,27 @@ struct Changed {
 /// Pause a method
 ///
 /// Its tasks are held back, on all nodes, until it is resumed. What runs goes on.
-#[utoipa::path(post, path = "/methods/{method}/pause", tag = "cluster", params(("method" = String, Path)),
+#[utoipa::path(post, path = "/methods/{method}/pause", tag = "cluster", params(("method" = String, Path)), request_body = Said,
     responses((status = 200, body = Changed)))]
 async fn pause(
     State(app): State<App>,
     Operator(who): Operator,
     MethodName(method): MethodName,
+    Json(said): Json<Said>,
 ) -> Answer<Shows<Changed>> {
-    Ok(Shows(Changed { changed: set_paused(&app, &method, true, &who.name, None).await? }))
+    Ok(Shows(Changed { changed: set_paused(&app, &method, true, &who.name, said.note()?).await? }))
 }
 
 /// Resume a method
-#[utoipa::path(post, path = "/methods/{method}/resume", tag = "cluster", params(("method" = String, Path)),
+#[utoipa::path(post, path = "/methods/{method}/resume", tag = "cluster", params(("method" = String, Path)), request_body = Said,
     responses((status = 200, body = Changed)))]
 async fn resume(
     State(app): State<App>,
     Operator(who): Operator,
     MethodName(method): MethodName,
+    Json(said): Json<Said>,
 ) -> Answer<Shows<Changed>> {
-    Ok(Shows(Changed { changed: set_paused(&app, &method, false, &who.name, None).await? }))
+    Ok(Shows(Changed { changed: set_paused(&app, &method, false, &who.name, said.note()?).await? }))
 }
 
 /// Pauses or resumes a method: at once on this node, if it is one. `false`: it was so already.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json as Shows;
 use axum::extract::State;
 use axum::http::StatusCode;
-use redrive::store::{Acting, ArchiveFilter, Archived, DeadFilter, DeadTask, EndedAs, Redriven};
+use redrive::store::{ArchiveFilter, Archived, DeadFilter, DeadTask, EndedAs, Redriven};
 use redrive::{DeadReason, Policy, TaskId, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -16,11 +16,12 @@ use utoipa_axum::routes;
 use super::App;
 use super::auth::{Caller, Operator, Viewer};
 use super::filter::{OfArchive, OfDead};
-use super::input::{AskedPage, Id, Json, Paging};
+use super::input::{AskedPage, Id, Json, Paging, Said, acting};
 use super::own;
+use super::pages::{Size, page};
 use super::problem::{Answer, Problem};
 use super::shapes::{DeadReasonShape, EndedAsShape, PolicyShape};
-use super::tasks::{Shown, masked};
+use super::tasks::{Shown, masked, sees_params};
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -85,9 +86,14 @@ async fn list(
     Viewer(who): Viewer,
     AskedPage(which, paging): AskedPage<OfDead>,
 ) -> Answer<Shows<Letters>> {
-    let mut filter = DeadFilter::from(which);
-    filter.task.after = paging.after;
-    let found = app.store.search_dead(&filter, paging.limit()?).await?;
+    let (store, mut filter) = (&app.store, DeadFilter::from(which));
+    filter.task.without_params = !sees_params(&who);
+    let found = page(&paging, Size::with_params(sees_params(&who)), |after, limit| {
+        let mut filter = filter.clone();
+        filter.task.after = after;
+        async move { store.search_dead(&filter, limit).await }
+    });
+    let found = found.await?;
     let dead = found.items.into_iter().map(|letter| Letter::to(letter, &who)).collect();
     Ok(Shows(Letters { dead, next: found.continue_after }))
 }
@@ -110,6 +116,10 @@ struct Redrive {
     /// Under another policy than before.
     #[schema(value_type = Option<PolicyShape>)]
     policy: Option<Policy>,
+    /// For the audit; at most 4096 bytes.
+    #[serde(default)]
+    #[schema(max_length = 4096)]
+    note: String,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -136,27 +146,13 @@ async fn redrive(
         let before = app.store.get_dead(id).await?.ok_or_else(|| none(id))?;
         own::check_callbacks(policy, Some(&before.task.policy))?;
     }
-    let went = app.store.acting(&who.name)?.redrive(&[id], asked.policy.map(Arc::new), app.clock.now()).await?;
+    let acting = acting(&app, &who, &asked.note)?;
+    let went = acting.redrive(&[id], asked.policy.map(Arc::new), app.clock.now()).await?;
     app.wake();
     match went.first() {
         Some(Redriven::As(new)) => Ok(Shows(BroughtBack { state: "redriven", id: *new })),
         Some(Redriven::Twin(twin)) => Ok(Shows(BroughtBack { state: "twin", id: *twin })),
         _ => Err(none(id)),
-    }
-}
-
-/// What a person says about it.
-#[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-struct Said {
-    #[serde(default)]
-    #[schema(max_length = 4096)]
-    note: String,
-}
-
-impl Said {
-    fn by<'s>(&'s self, app: &'s App, who: &'s Caller) -> Answer<Acting<'s>> {
-        Ok(app.store.acting(&who.name)?.noting(&self.note))
     }
 }
 
@@ -213,7 +209,9 @@ async fn acknowledge(
 struct Owner {
     /// Default: who asks.
     owner: Option<String>,
+    /// For the audit; at most 4096 bytes.
     #[serde(default)]
+    #[schema(max_length = 4096)]
     note: String,
 }
 
@@ -229,7 +227,7 @@ async fn take_over(
     Json(said): Json<Owner>,
 ) -> Answer<StatusCode> {
     let owner = said.owner.as_deref().unwrap_or(&who.name);
-    app.store.acting(&who.name)?.noting(&said.note).take_over(id, owner, app.clock.now()).await?;
+    acting(&app, &who, &said.note)?.take_over(id, owner, app.clock.now()).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -287,9 +285,15 @@ async fn archive(
     Viewer(who): Viewer,
     AskedPage(which, paging): AskedPage<OfArchive>,
 ) -> Answer<Shows<Archive>> {
-    let mut filter = ArchiveFilter::from(which);
-    filter.task.after = paging.after;
-    let found = app.store.search_archive(&filter, paging.limit()?).await?;
+    let (store, mut filter) = (&app.store, ArchiveFilter::from(which));
+    filter.task.without_params = !sees_params(&who);
+    // Results are read by whoever asks, and may be large, too.
+    let found = page(&paging, Size::Any, |after, limit| {
+        let mut filter = filter.clone();
+        filter.task.after = after;
+        async move { store.search_archive(&filter, limit).await }
+    });
+    let found = found.await?;
     let archive = found.items.into_iter().map(|entry| Ended::to(entry, &who)).collect();
     Ok(Shows(Archive { archive, next: found.continue_after }))
 }

@@ -31,6 +31,9 @@ use super::impatient::Impatient;
 
 type Services = IntoMakeServiceWithConnectInfo<Router, SocketAddr>;
 
+/// What is kept of what a connection sends: so long may the head of a request be. Anybody can fill it, on every connection; hyper may
+/// grow it to twice as much.
+const BUFFER: usize = 64 * 1024;
 /// As many may wait in the queue of the operating system, if it allows so many.
 const QUEUE: u32 = 4_096;
 
@@ -53,7 +56,7 @@ pub(super) async fn serve(
     let mut services = router.into_make_service_with_connect_info::<SocketAddr>();
     let places = Arc::new(Semaphore::new(places(limits.max_connections)));
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(limits.idle_timeout);
+    http.timer(TokioTimer::new()).header_read_timeout(limits.idle_timeout).max_buf_size(BUFFER);
     let (under_way, given_up) = (GracefulShutdown::new(), CancellationToken::new());
     let mut stopped = std::pin::pin!(stopped);
     loop {

@@ -102,12 +102,13 @@ impl New {
 
     /// The request as a call, be it enqueued or tried first.
     fn call(&mut self, app: &App, request: HttpRequest, by: &By<'_>) -> Answer<HttpCall> {
-        let call = HttpCall::new(app.delivery()?, request)?.policy(self.policy.take().unwrap_or_default());
+        let (call, business) = both(HttpCall::new(app.delivery()?, request), self.business())?;
+        let call = call.policy(self.policy.take().unwrap_or_default());
         let mut call = call.priority(self.priority).created_by(by.name);
         if let Some(key) = self.key.take() {
             call = call.key(key).dedup_for(DEDUP_FOR);
         }
-        if let Some((kind, id)) = self.business()? {
+        if let Some((kind, id)) = business {
             call = call.business(kind, id);
         }
         Ok(match by.traceparent {
@@ -134,6 +135,18 @@ impl New {
             (None, None) => Ok(None),
             _ => Err(half_a_business()),
         }
+    }
+}
+
+/// Both, or all that is wrong with either.
+fn both<A, B>(a: redrive::Result<A>, b: redrive::Result<B>) -> redrive::Result<(A, B)> {
+    match (a, b) {
+        (Ok(a), Ok(b)) => Ok((a, b)),
+        (Err(redrive::Error::Invalid(mut all)), Err(redrive::Error::Invalid(more))) => {
+            more.iter().for_each(|(field, problem)| all.add(field, problem));
+            Err(redrive::Error::Invalid(all))
+        }
+        (Err(e), _) | (_, Err(e)) => Err(e),
     }
 }
 
@@ -244,17 +257,18 @@ async fn try_now(app: &App, mut new: New, by: &By<'_>) -> Answer<(StatusCode, An
         let problem = "only a request (http) can be tried at once, without delay, params or on_duplicate";
         return Err(redrive::Error::invalid("wait", problem).into());
     };
-    let is_keyed = new.key.is_some();
-    let call = new.call(app, request, by)?;
-    tried(app.engine()?.call(if is_keyed { call.persist(Persist::Always) } else { call }).await)
+    // What the settings say of `persist` is for programs: here the answer promises what is written down.
+    let persist = if new.key.is_some() { Persist::Always } else { Persist::RetryOnly };
+    tried(app.engine()?.call(new.call(app, request, by)?.persist(persist)).await)
 }
 
 fn tried(outcome: Result<HttpAnswer, CallError<HttpAnswer, CallFailed>>) -> Answer<(StatusCode, Answered)> {
     let said = |state, e: &CallError<HttpAnswer, CallFailed>| {
-        // What it answered says more than that it was not what was wanted.
+        // What it answered says more than that it was not what was wanted. The state and the id are said beside it.
         let error = match e.cause() {
-            Some(Cause::Unmet(answer)) => answer.said(),
-            _ => e.to_string(),
+            Some(Cause::Unmet(answer)) => answer.unmet(),
+            Some(cause) => cause.to_string(),
+            None => "its first try was cut off".into(),
         };
         Answered { state: Some(state), error: Some(error), ..Answered::default() }
     };

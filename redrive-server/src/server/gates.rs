@@ -13,7 +13,7 @@ use utoipa_axum::routes;
 
 use super::App;
 use super::auth::{Operator, Viewer};
-use super::input::{Json, Names};
+use super::input::{Json, Names, Said, noted};
 use super::problem::{Answer, Problem};
 use super::shapes::{GateShape, HoldShape};
 
@@ -42,13 +42,17 @@ struct Held {
     /// `open`: nothing goes through; `closed`: everything does, whatever comes of it.
     #[schema(value_type = HoldShape)]
     state: Hold,
+    /// Why, for the list of gates and the audit; at most 1000 bytes.
     #[schema(max_length = 1000)]
     note: Option<String>,
 }
 
+/// Bytes of what a gate is held for. The store cuts what is longer.
+pub(crate) const LONGEST_WHY: usize = 1_000;
+
 /// Hold a gate
 ///
-/// Open or closed, until it is released or reset. A gate is named as the list names it, by its method, or as `http:` and a host.
+/// Open or closed, until it is released or reset. A gate is named as the list names it, by its method, or as `http:HOST:PORT`.
 #[utoipa::path(post, path = "/gates/{gate}/hold", tag = "gates", params(("gate" = String, Path)), request_body = Held,
     responses((status = 200, body = GateShape)))]
 async fn hold(
@@ -57,26 +61,39 @@ async fn hold(
     Names([gate]): Names<1>,
     Json(held): Json<Held>,
 ) -> Answer<Shows<Gate>> {
+    let note = noted(held.note.as_deref().unwrap_or_default(), LONGEST_WHY)?;
     let lane = find(&app, &gate, true).await?;
-    Ok(Shows(act(&app, lane, GateAction::Hold(held.state), &who.name, held.note.as_deref()).await?))
+    Ok(Shows(act(&app, lane, GateAction::Hold(held.state), &who.name, note).await?))
 }
 
 /// Release a gate that is held
 ///
 /// It is as it was; if that is open, it gives probes away at once.
-#[utoipa::path(post, path = "/gates/{gate}/release", tag = "gates", params(("gate" = String, Path)),
+#[utoipa::path(post, path = "/gates/{gate}/release", tag = "gates", params(("gate" = String, Path)), request_body = Said,
     responses((status = 200, body = GateShape)))]
-async fn release(State(app): State<App>, Operator(who): Operator, Names([gate]): Names<1>) -> Answer<Shows<Gate>> {
-    Ok(Shows(act(&app, find(&app, &gate, false).await?, GateAction::Release, &who.name, None).await?))
+async fn release(
+    State(app): State<App>,
+    Operator(who): Operator,
+    Names([gate]): Names<1>,
+    Json(said): Json<Said>,
+) -> Answer<Shows<Gate>> {
+    let lane = find(&app, &gate, false).await?;
+    Ok(Shows(act(&app, lane, GateAction::Release, &who.name, said.note()?).await?))
 }
 
 /// Reset a gate
 ///
 /// It is closed, and forgets what was.
-#[utoipa::path(post, path = "/gates/{gate}/reset", tag = "gates", params(("gate" = String, Path)),
+#[utoipa::path(post, path = "/gates/{gate}/reset", tag = "gates", params(("gate" = String, Path)), request_body = Said,
     responses((status = 200, body = GateShape)))]
-async fn reset(State(app): State<App>, Operator(who): Operator, Names([gate]): Names<1>) -> Answer<Shows<Gate>> {
-    Ok(Shows(act(&app, find(&app, &gate, false).await?, GateAction::Reset, &who.name, None).await?))
+async fn reset(
+    State(app): State<App>,
+    Operator(who): Operator,
+    Names([gate]): Names<1>,
+    Json(said): Json<Said>,
+) -> Answer<Shows<Gate>> {
+    let lane = find(&app, &gate, false).await?;
+    Ok(Shows(act(&app, lane, GateAction::Reset, &who.name, said.note()?).await?))
 }
 
 pub(crate) async fn act(
@@ -91,24 +108,55 @@ pub(crate) async fn act(
 
 /// The lane of a gate that is there, by its name or its lane's number; or, if it may be made, of a method or a host.
 pub(crate) async fn find(app: &App, name: &str, make: bool) -> Answer<Lane> {
-    let known = app.store.gates().await?.into_iter().find(|gate| gate.name == name || gate.lane.0.to_string() == name);
-    if let Some(gate) = known {
+    let gates = app.store.gates().await?;
+    if let Some(gate) = gates.iter().find(|gate| gate.name == name || gate.lane.0.to_string() == name) {
         return Ok(gate.lane);
+    }
+    let host = name.strip_prefix("http:").map(host_and_port).transpose()?;
+    let lane = host.as_ref().map_or_else(|| Lane::of(name), |host| Lane::part(crate::http::METHOD, host));
+    if gates.iter().any(|gate| gate.lane == lane) {
+        return Ok(lane);
     }
     if !make {
         return Err(Problem::not_found("gate", name));
     }
-    let host = name.strip_prefix("http:").filter(|host| !host.is_empty() && !host.contains('\0'));
-    let nodes = app.store.nodes().await?;
-    let is_method = nodes.iter().any(|node| !node.dead && node.registration.methods.iter().any(|m| m == name));
-    let (lane, name) = match host {
-        Some(host) => (Lane::part(crate::http::METHOD, host), host),
-        None if is_method => (Lane::of(name), name),
-        None => {
-            let detail = format!("there is no gate and no method {name:?}; that of a host is named http:HOST");
-            return Err(Problem::new(StatusCode::NOT_FOUND, "not_found", detail));
-        }
-    };
-    app.store.make_gate(lane, name, app.clock.now()).await?;
+    if host.is_none() && !is_method(app, name).await? {
+        let detail = format!("there is no gate and no method {name:?}; that of a host is named http:HOST:PORT");
+        return Err(Problem::new(StatusCode::NOT_FOUND, "not_found", detail));
+    }
+    app.store.make_gate(lane, host.as_deref().unwrap_or(name), app.clock.now()).await?;
     Ok(lane)
+}
+
+/// As requests name the part that they go to. A gate of another name would be held, and hold nothing.
+fn host_and_port(text: &str) -> redrive::Result<String> {
+    let read = |(host, port): (&str, &str)| Some((url::Host::parse(host).ok()?, port.parse::<u16>().ok()?));
+    let named = text.rsplit_once(':').and_then(read).map(|(host, port)| format!("{host}:{port}"));
+    let wrong = "that of a host is named http:HOST:PORT, always with the port (443 for https, 80 for http)";
+    named.ok_or_else(|| redrive::Error::invalid("gate", wrong))
+}
+
+async fn is_method(app: &App, name: &str) -> redrive::Result<bool> {
+    let nodes = app.store.nodes().await?;
+    Ok(nodes.iter().any(|node| !node.dead && node.registration.methods.iter().any(|method| method == name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_named_as_requests_name_it() {
+        for (given, named) in
+            [("example.org:443", "example.org:443"), ("Example.ORG:80", "example.org:80"), ("[::1]:8080", "[::1]:8080")]
+        {
+            assert_eq!(host_and_port(given).unwrap(), named);
+        }
+        for wrong in
+            ["", "example.org", "127.0.0.1", "example.org:", ":443", "[::1]", "::1", "a/b:80", "a\0b:80", "h:70000"]
+        {
+            let said = host_and_port(wrong).unwrap_err().to_string();
+            assert!(said.contains("http:HOST:PORT"), "{wrong}: {said}");
+        }
+    }
 }

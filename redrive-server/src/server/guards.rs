@@ -8,12 +8,15 @@ use std::time::Duration;
 
 use axum::extract::{FromRequestParts as _, State};
 use axum::http::StatusCode;
+use axum::middleware::{from_fn_with_state, map_response};
+use axum::response::{IntoResponse as _, Response};
 use axum::{Json as Shows, Router};
 use futures_util::future::join_all;
 use redrive::guard::{
     self, BlockedRow, BrokenGuard, CheckUser, GuardedTable, Guards, Inspection, Marked, RowId, RowValue, UserBlocked,
 };
 use redrive::store::{AuditEntry, Role};
+use redrive::unbroken;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -46,7 +49,7 @@ pub(crate) struct Guarded {
     pub(crate) manual_success_route: Option<String>,
     /// How many rows are in which `err_status`, up to 100,000 of each. Those that never failed are not counted.
     pub(crate) counts: BTreeMap<String, u64>,
-    /// Why it is not guarded, or cannot be looked at, just now.
+    /// Why it is not guarded, or cannot be looked at, just now; viewers are told that it is so.
     pub(crate) trouble: Option<String>,
 }
 
@@ -60,7 +63,10 @@ struct AllGuarded {
 async fn list(State(app): State<App>, Viewer(who): Viewer) -> Answer<Shows<AllGuarded>> {
     let mut guards = all(&app).await?;
     if !sees_rows(&who) {
-        guards.iter_mut().for_each(|guarded| guarded.database.clear());
+        guards.iter_mut().for_each(|guarded| {
+            guarded.database.clear();
+            guarded.trouble.iter_mut().for_each(|trouble| *trouble = HIDDEN.into());
+        });
     }
     Ok(Shows(AllGuarded { guards }))
 }
@@ -68,6 +74,19 @@ async fn list(State(app): State<App>, Viewer(who): Viewer) -> Answer<Shows<AllGu
 /// Rows are business data: like params, they are not for viewers. Nor is where they are.
 fn sees_rows(who: &Caller) -> bool {
     who.role >= Role::Operator
+}
+
+/// Instead of why a database cannot be used, which says where it is.
+const HIDDEN: &str = "its database cannot be used; operators see why";
+
+/// A problem with a table, as this caller may know it.
+fn told(problem: Problem, who: &Caller) -> Problem {
+    match problem.code {
+        "guard_broken" | "database_unavailable" if !sees_rows(who) => {
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, problem.code, HIDDEN)
+        }
+        _ => problem,
+    }
 }
 
 /// A business's database that has not answered for so long is said not to answer: one that hangs keeps nobody from seeing the others.
@@ -128,8 +147,8 @@ struct Checked {
 /// What is missing in it, and the SQL that adds it. Changes nothing.
 #[utoipa::path(get, path = "/guards/{service}/check", tag = "guards", params(("service" = String, Path)),
     responses((status = 200, body = Checked)))]
-async fn check(State(app): State<App>, Viewer(_): Viewer, Names([service]): Names<1>) -> Answer<Shows<Checked>> {
-    let found = inspect(&app, &service).await?.ok_or_else(|| none(&service))?;
+async fn check(State(app): State<App>, Viewer(who): Viewer, Names([service]): Names<1>) -> Answer<Shows<Checked>> {
+    let found = inspect(&app, &service).await.map_err(|problem| told(problem, &who))?.ok_or_else(|| none(&service))?;
     let index =
         found.missing_index.then(|| "the index for the scans is missing: each poll reads the whole table".into());
     let columns = found.missing_columns.iter().map(|column| format!("the column {column} is missing"));
@@ -167,8 +186,8 @@ struct Row {
 /// And which condition keeps it from being scanned.
 #[utoipa::path(get, path = "/guards/{service}/rows/{dataId}", tag = "guards",
     params(("service" = String, Path), ("dataId" = String, Path)), responses((status = 200, body = Row)))]
-async fn show(State(app): State<App>, Operator(_): Operator, Names([service, id]): Names<2>) -> Answer<Shows<Row>> {
-    let shown = find(&app, &service).await?.show(id).await?;
+async fn show(State(app): State<App>, Operator(who): Operator, Names([service, id]): Names<2>) -> Answer<Shows<Row>> {
+    let shown = find(&app, &service, &who).await?.show(id).await?;
     let why = match shown.not_scanned.as_slice() {
         [] => vec!["the next poll takes it up".into()],
         conditions => conditions.iter().map(ToString::to_string).collect(),
@@ -208,16 +227,29 @@ async fn mark_abnormal(
     Names([service]): Names<1>,
     Json(which): Json<Which>,
 ) -> Answer<Shows<MarkedAs>> {
-    let (table, id) = (find(&app, &service).await?, id_of(&which.data_id)?);
-    let target = format!("{service} {id}");
-    let marked = match which.user {
-        Some(user) => table.mark_abnormal_of(id, value(&user)?).await?,
+    let (table, id) = (find(&app, &service, &who).await?, id_of(&which.data_id)?);
+    let user = which.user.as_ref().map(value).transpose()?;
+    let entry = AuditEntry::new(&who.name, "guard.mark_abnormal", format!("{service} {id}"));
+    let marked = unbroken(marked(app, table, id, user, entry)).await?;
+    Ok(Shows(MarkedAs { changed: marked == Marked::Changed, detail: marked.to_string() }))
+}
+
+/// Marks it and notes who did.
+async fn marked(
+    app: App,
+    table: GuardedTable,
+    id: RowId,
+    user: Option<RowValue>,
+    entry: AuditEntry,
+) -> redrive::Result<Marked> {
+    let marked = match user {
+        Some(user) => table.mark_abnormal_of(id, user).await?,
         None => table.mark_abnormal(id).await?,
     };
     if marked == Marked::Changed {
-        app.store.audit(&AuditEntry::new(&who.name, "guard.mark_abnormal", target), app.clock.now()).await?;
+        app.store.audit(&entry, app.clock.now()).await?;
     }
-    Ok(Shows(MarkedAs { changed: marked == Marked::Changed, detail: marked.to_string() }))
+    Ok(marked)
 }
 
 /// Whose rows.
@@ -275,9 +307,9 @@ async fn check_user(
     Names([service]): Names<1>,
     Json(whose): Json<Whose>,
 ) -> Answer<Shows<Blocked>> {
-    match find(&app, &service).await?.check_user_err(value(&whose.user)?).await {
+    match find(&app, &service, &who).await?.check_user_err(value(&whose.user)?).await {
         Ok(()) => Ok(Shows(Blocked { blocked: false, detail: None, rows: Vec::new() })),
-        Err(CheckUser::Failed(e)) => Err(e.into()),
+        Err(CheckUser::Failed(e)) => Err(told(e.into(), &who)),
         Err(CheckUser::Blocked(blocked)) => Ok(Shows(Blocked::by(blocked, &who))),
     }
 }
@@ -300,31 +332,40 @@ async fn success(
     Names([service]): Names<1>,
     Json(which): Json<Which>,
 ) -> Answer<Shows<Done>> {
-    let id = find(&app, &service).await?.manual_success(id_of(&which.data_id)?, &who.name).await?;
+    let id = find(&app, &service, &who).await?.manual_success(id_of(&which.data_id)?, &who.name).await?;
     Ok(Shows(Done { data_id: id }))
 }
 
-/// The routes that are not ours but the guards' own: the list, and one for each guard that names one.
-pub(super) fn own_routes(app: &App, guards: &Guards) -> Router {
+/// The routes that are not ours but the guards' own: the list, and one for each guard that names one. They have as much time as ours.
+pub(super) fn own_routes(app: &App, guards: &Guards, limit: Duration) -> Router {
     let app = app.clone();
-    guards.router_with(move |parts| {
+    let routes = guards.router_with(move |parts| {
         let app = app.clone();
         async move {
             let mut parts = parts;
             let who = Operator::from_request_parts(&mut parts, &app).await;
             who.map(|Operator(who)| guard::Caller(who.name)).map_err(Problem::into_envelope)
         }
-    })
+    });
+    routes.layer(from_fn_with_state(limit, super::in_time)).layer(map_response(enveloped))
 }
 
-pub(crate) async fn find(app: &App, service: &str) -> Answer<GuardedTable> {
+/// What is ours to say, in the form of their answers.
+async fn enveloped(mut answer: Response) -> Response {
+    match answer.extensions_mut().remove::<Problem>() {
+        Some(problem) => problem.into_envelope().into_response(),
+        None => answer,
+    }
+}
+
+pub(crate) async fn find(app: &App, service: &str, who: &Caller) -> Answer<GuardedTable> {
     let guards = app.guards().await?;
     if let Some(table) = guards.get(service) {
         return Ok(table);
     }
     let broken = guards.broken().into_iter().find(|broken| broken.service_name == service);
     let broken = broken.ok_or_else(|| none(service))?;
-    Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "guard_broken", broken.why))
+    Err(told(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "guard_broken", broken.why), who))
 }
 
 fn none(service: &str) -> Problem {

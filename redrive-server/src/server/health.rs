@@ -1,5 +1,7 @@
 //! Is it alive, is it ready, and what it has counted.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -34,6 +36,9 @@ struct Readiness {
     troubles: Vec<String>,
 }
 
+/// A database that has not answered for so long is said not to: who asks here does not wait until it is given up.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Is it ready?
 ///
 /// Whether tasks can be enqueued and are looked for; if not, what stands against it.
@@ -41,9 +46,28 @@ struct Readiness {
     (status = 200, body = Readiness), (status = 503, body = Readiness, description = "Not ready.")))]
 async fn ready(State(app): State<App>) -> (StatusCode, Json<Readiness>) {
     let mut troubles: Vec<String> = app.engine.iter().flat_map(redrive::Engine::troubles).map(String::from).collect();
-    if let Err(e) = app.store.now().await {
-        troubles.push(format!("the database: {e}"));
-    }
+    troubles.extend(database_trouble(app.store.now(), PATIENCE).await);
     let status = if troubles.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(Readiness { ready: troubles.is_empty(), troubles }))
+}
+
+async fn database_trouble<T>(asked: impl Future<Output = redrive::Result<T>>, patience: Duration) -> Option<String> {
+    match tokio::time::timeout(patience, asked).await {
+        Ok(answer) => answer.err().map(|e| format!("the database: {e}")),
+        Err(_) => Some("the database does not answer".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_database_that_says_nothing_is_not_waited_for() {
+        let silent = std::future::pending::<redrive::Result<()>>();
+        assert_eq!(database_trouble(silent, Duration::ZERO).await.as_deref(), Some("the database does not answer"));
+        let broken = std::future::ready(Err::<(), _>(redrive::Error::invalid("url", "is wrong")));
+        assert_eq!(database_trouble(broken, PATIENCE).await.as_deref(), Some("the database: url: is wrong"));
+        assert_eq!(database_trouble(std::future::ready(Ok(())), PATIENCE).await, None);
+    }
 }

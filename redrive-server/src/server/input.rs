@@ -7,11 +7,13 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use redrive::TaskId;
+use redrive::store::Acting;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use utoipa::IntoParams;
+use utoipa::{IntoParams, ToSchema};
 
-use super::problem::{Problem, unreadable};
+use super::problem::{Answer, Problem, unreadable};
+use super::{App, Caller};
 
 /// A JSON body. Fields that are not known are refused: a misspelled limit must not be ignored.
 pub(super) struct Json<T>(pub(super) T);
@@ -32,6 +34,44 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
 pub(super) fn understood<T: DeserializeOwned>(what: &str, json: &[u8]) -> Result<T, Problem> {
     let wrong = |e| Problem::new(StatusCode::BAD_REQUEST, "not_understood", format!("{what}: {e}"));
     serde_json::from_slice(json).map_err(wrong)
+}
+
+/// What a person says about what they do.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Said {
+    /// For the audit; at most 4096 bytes.
+    #[serde(default)]
+    #[schema(max_length = 4096)]
+    note: String,
+}
+
+impl Said {
+    pub(super) fn note(&self) -> Answer<Option<&str>> {
+        Ok(noted(&self.note, LONGEST_NOTE)?)
+    }
+
+    pub(super) fn by<'s>(&'s self, app: &'s App, who: &'s Caller) -> Answer<Acting<'s>> {
+        acting(app, who, &self.note)
+    }
+}
+
+/// Somebody who does something, with what they say about it.
+pub(crate) fn acting<'s>(app: &'s App, who: &'s Caller, note: &'s str) -> Answer<Acting<'s>> {
+    let acting = app.store.acting(&who.name)?;
+    Ok(noted(note, LONGEST_NOTE)?.map_or(acting, |note| acting.noting(note)))
+}
+
+/// Bytes of a note. The store cuts what is longer.
+pub(crate) const LONGEST_NOTE: usize = 4_096;
+
+/// A note that is kept as it is: one that would be cut is refused. Who says nothing leaves no note, and does not put an empty one in the
+/// place of another.
+pub(crate) fn noted(note: &str, longest: usize) -> redrive::Result<Option<&str>> {
+    match note.len() <= longest {
+        true => Ok(Some(note).filter(|note| !note.is_empty())),
+        false => Err(redrive::Error::invalid("note", format!("must be of {longest} bytes at the most"))),
+    }
 }
 
 /// The query.
@@ -77,7 +117,7 @@ pub(super) struct Paging {
     /// Go on after this: `next` of the page before.
     #[param(value_type = Option<String>)]
     pub(super) after: Option<TaskId>,
-    /// Most entries of a page, up to 1,000. Default: 100.
+    /// Most entries of a page, up to 1,000. A page with 16 MiB of params ends sooner. Default: 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
@@ -93,7 +133,7 @@ impl Paging {
 
 /// The names in a path, as many as it has: of a gate, a saga, a guard and a row. None is longer than anything has, and none has a NUL,
 /// which PostgreSQL does not take.
-pub(super) struct Names<const N: usize>(pub(super) [String; N]);
+pub(crate) struct Names<const N: usize>(pub(crate) [String; N]);
 
 /// Longer than any name: a field of a method in the settings has the method's name and some more.
 const LONGEST_NAME: usize = 1_000;

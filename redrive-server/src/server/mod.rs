@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `auth` | who asks, and what they may do |
 //! | `problem` | errors as `application/problem+json` |
-//! | `input`, `filter` | bodies and queries, with all that is wrong said |
+//! | `input`, `filter`, `pages` | bodies and queries, with all that is wrong said; pages of a list |
 //! | `shapes`, `openapi` | the OpenAPI document, and a page to read it |
 //! | `health` | is it alive, is it ready, and metrics |
 //! | `enqueue` | writing tasks down: one, one that is tried at once, thousands |
@@ -29,9 +29,10 @@ pub(crate) mod gates;
 pub(crate) mod guards;
 mod health;
 mod impatient;
-mod input;
+pub(crate) mod input;
 mod openapi;
 pub(crate) mod own;
+mod pages;
 mod people;
 pub(crate) mod problem;
 mod saga_bulk;
@@ -83,7 +84,7 @@ pub(crate) struct Shared {
     /// Held while a table is looked at that has no connections of its own.
     inspecting: tokio::sync::Mutex<()>,
     pub(crate) metrics: Option<PrometheusHandle>,
-    /// Those of a command line; an engine has its own, which change.
+    /// Those of a command line, or that the engine began with; it has its own, which change.
     settings: Arc<Settings>,
     pub(crate) clock: Clock,
     wrong: auth::Wrong,
@@ -129,17 +130,42 @@ impl Shared {
         self.engine.as_ref().map_or_else(|| self.settings.clone(), Engine::settings)
     }
 
-    /// Sets a field, on all nodes.
-    pub(crate) async fn set(&self, path: &str, value: Option<serde_json::Value>, by: &str) -> redrive::Result<()> {
-        if let Some(value) = &value {
-            let (before, mut after) = (self.settings(), (*self.settings()).clone());
-            after.set(path, value.clone())?;
-            own::check_settings(&before, &after)?;
+    /// What holds, with what people have set.
+    async fn holding(&self) -> redrive::Result<Settings> {
+        let mut settings = (*self.settings()).clone();
+        if self.engine.is_none() {
+            // One that is not valid here was set by another build: nodes pass it over, too.
+            self.store.set_fields().await?.into_iter().for_each(|field| _ = settings.set(&field.path, field.value));
         }
-        if let Some(engine) = &self.engine {
-            return engine.set(path, value, by).await.map(|_| ());
-        }
-        self.store.set_field(path, value.as_ref(), by, self.clock.now()).await
+        Ok(settings)
+    }
+
+    /// Sets a field, on all nodes. Gives it, as the list of settings names it, if it holds from their next start on all the same.
+    pub(crate) async fn set(
+        &self,
+        path: &str,
+        value: Option<serde_json::Value>,
+        by: &str,
+    ) -> redrive::Result<Option<String>> {
+        let before = self.holding().await?;
+        let asked = value.as_ref().map(|value| settings::changed(&before, path, value)).transpose()?;
+        let waiting = match &self.engine {
+            // What it says is of its own methods, of all of them, and only if it was the first to hear of the change.
+            Some(engine) => engine.set(path, value, by).await?,
+            None => self.store.set_field(path, value.as_ref(), by, self.clock.now()).await.map(|()| Vec::new())?,
+        };
+        let after = match asked {
+            Some(asked) => asked,
+            None => self.holding().await?,
+        };
+        let told = settings::limit_by_business(path).filter(|limit| waiting.contains(limit));
+        Ok(told.or_else(|| self.waiting(path, &before, &after)))
+    }
+
+    /// The field of this path, if it is one that holds from the next start of some node on. This node has begun with what it has kept, and
+    /// others may have since: so it is asked of both. Without an engine, nobody knows when nodes have begun: then of the file.
+    pub(crate) fn waiting(&self, path: &str, before: &Settings, after: &Settings) -> Option<String> {
+        settings::waiting(path, &[&self.settings, before], after)
     }
 }
 
@@ -262,7 +288,8 @@ fn described(limits: &ServerSettings) -> (Router<App>, utoipa::openapi::OpenApi)
 fn router(app: App, limits: &ServerSettings) -> Router {
     let (router, document) = described(limits);
     // None of them is one of ours: they were told which are taken.
-    let guards = app.guards.get().map(|guards| guards::own_routes(&app, guards)).unwrap_or_default();
+    let own_routes = |guards| guards::own_routes(&app, guards, limits.request_timeout);
+    let guards = app.guards.get().map(own_routes).unwrap_or_default();
     router
         .merge(guards.with_state(()))
         .merge(openapi::routes(document))

@@ -1,11 +1,13 @@
 //! Sagas: starting them, looking at them, telling them something, and what people do about one.
 
+use std::collections::BTreeSet;
+
 use axum::Json as Shows;
 use axum::extract::State;
 use axum::http::StatusCode;
-use redrive::saga::{SagaState, StepDef, StepKind, StepView};
-use redrive::store::{AuditEntry, Role, SagaFilter, SagaRecord, SagaSummary};
-use redrive::{Engine, Error, Problems, Result, Timestamp};
+use redrive::saga::{Definition, Event, Op, SagaState, StartedSaga, StepDef, StepKind, StepView, Work};
+use redrive::store::{AuditEntry, Role, SagaFilter, SagaRecord, SagaSummary, TaskFilter};
+use redrive::{Engine, Error, Problems, Result, Status, Task, Timestamp, unbroken};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::{IntoParams, ToSchema};
@@ -62,12 +64,18 @@ async fn start(
     Json(new): Json<NewSaga>,
 ) -> Answer<(StatusCode, Shows<StartedShown>)> {
     let definition = crate::saga::definition(new.saga, &new.input, app.delivery()?)?;
-    let started = app.engine()?.sagas().start_with(definition, &new.id, new.input).await?;
+    let started = unbroken(started(app, who, definition, new.id, new.input)).await?;
+    let status = if started.existed { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((status, Shows(StartedShown { id: started.id, existed: started.existed })))
+}
+
+/// Starts it and notes who did.
+async fn started(app: App, who: Caller, definition: Definition, id: String, input: Value) -> Answer<StartedSaga> {
+    let started = app.engine()?.sagas().start_with(definition, &id, input).await?;
     if !started.existed {
         note_start(&app, &who.name, &started.id).await;
     }
-    let status = if started.existed { StatusCode::OK } else { StatusCode::CREATED };
-    Ok((status, Shows(StartedShown { id: started.id, existed: started.existed })))
+    Ok(started)
 }
 
 /// The audit knows who started it. It is started: that this could not be written down is no reason to say otherwise.
@@ -134,7 +142,7 @@ struct SagaGlance {
     /// Since when it has been in its state.
     #[schema(value_type = String, format = DateTime)]
     since: Timestamp,
-    /// When it goes on by itself, if it waits for a time.
+    /// When it goes on by itself, if it waits for a time; or its deadline, if that comes first.
     #[schema(value_type = Option<String>, format = DateTime)]
     look_at: Option<Timestamp>,
 }
@@ -161,9 +169,16 @@ pub(crate) struct SagaShown {
     #[serde(flatten)]
     #[schema(value_type = SagaGlance)]
     pub(crate) summary: SagaSummary,
-    /// What it was started with; for viewers `"***"`.
+    /// What it is about: what it was started with, or what a person gave it since; for viewers `"***"`.
     #[schema(value_type = Value)]
     pub(crate) input: Value,
+    /// What it was started with, if it was given another input since; for viewers `"***"`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Value>)]
+    started_with: Option<Value>,
+    /// When it goes back unless it is done by then, if it has a deadline that counts.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(crate) deadline: Option<Timestamp>,
     /// Its steps and how they stand, in the order of the definition.
     pub(crate) steps: Vec<StepShown>,
     /// What has happened to it.
@@ -182,6 +197,9 @@ pub(crate) struct StepShown {
     /// `call`, `reserve`, `sleep` or `wait_for`.
     pub(crate) kind: &'static str,
     pub(crate) pivot: bool,
+    /// Of its tasks.
+    #[serde(skip)]
+    method: String,
     /// `pending`, `running`, `done`, `refused`, `unknown`, `skipped`, `confirming`, `confirmed`, `undoing`, `undone` or `undo_failed`.
     pub(crate) state: &'static str,
     /// Which time the saga comes past it, from 1.
@@ -191,7 +209,15 @@ pub(crate) struct StepShown {
     /// When it came to its state.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub(crate) changed_at: Option<Timestamp>,
+    /// Why it failed; of one that is under way, its last attempt.
     pub(crate) error: Option<String>,
+    /// Of one that is under way: how many attempts at it have failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) attempts: Option<u32>,
+    /// Of one that is under way and waits for its next attempt: when that is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(crate) next_at: Option<Timestamp>,
     /// What came of it; for viewers `"***"`.
     #[schema(value_type = Value)]
     pub(crate) output: Value,
@@ -202,26 +228,100 @@ pub(crate) struct StepShown {
 /// With its steps and its journal.
 #[utoipa::path(get, path = "/sagas/{id}", tag = "sagas", params(("id" = String, Path)), responses((status = 200, body = SagaShown)))]
 async fn show(State(app): State<App>, Viewer(who): Viewer, Names([id]): Names<1>) -> Answer<Shows<SagaShown>> {
-    let record = app.store.saga(&id).await?.ok_or_else(|| Problem::not_found("saga", &id))?;
-    Ok(Shows(shown(record, &who)?))
+    Ok(Shows(standing(&app, &id, &who).await?))
+}
+
+/// A saga as it stands now.
+async fn standing(app: &App, id: &str, who: &Caller) -> Answer<SagaShown> {
+    let record = app.store.saga(id).await?.ok_or_else(|| Problem::not_found("saga", id))?;
+    let mut saga = shown(record, who)?;
+    add_attempts(app, &mut saga).await?;
+    Ok(saga)
+}
+
+/// Tasks of a method that are looked at: each step that is under way has one, and perhaps one that is about to be stopped.
+const MOST_TASKS: u32 = 200;
+
+/// What is read of the params of a step's task.
+#[derive(Deserialize)]
+struct StepTask {
+    saga: String,
+    #[serde(flatten)]
+    work: Work,
+}
+
+/// How the attempts at what is under way stand. That is with its tasks; the journal has only what came of them. A service may have
+/// tasks about the same business: what is not of a step's method is not read.
+pub(crate) async fn add_attempts(app: &App, saga: &mut SagaShown) -> Result<()> {
+    if saga.summary.state.is_final() {
+        return Ok(());
+    }
+    let has_task = |step: &&StepShown| {
+        matches!(step.state, "running" | "undoing" | "confirming") && matches!(step.kind, "call" | "reserve")
+    };
+    let methods: BTreeSet<String> = saga.steps.iter().filter(has_task).map(|step| step.method.clone()).collect();
+    for method in methods {
+        let of_saga = TaskFilter {
+            business_type: Some("saga".into()),
+            business_id: Some(saga.summary.id.clone()),
+            method: Some(method),
+            ..TaskFilter::default()
+        };
+        let found = app.store.search(&of_saga, MOST_TASKS).await?;
+        found.items.into_iter().for_each(|task| add_attempts_of(task, saga));
+    }
+    Ok(())
+}
+
+/// The newest task of a step comes first, and counts.
+fn add_attempts_of(task: Task, saga: &mut SagaShown) {
+    let Ok(StepTask { saga: id, work }) = serde_json::from_str(&task.params) else { return };
+    if id != saga.summary.id {
+        return;
+    }
+    let state = match work.op {
+        Op::Run => "running",
+        Op::Undo => "undoing",
+        Op::Confirm => "confirming",
+    };
+    let is_its = |step: &&mut StepShown| {
+        let named = work.step.as_ref() == Some(&step.name) && step.round == work.round && step.method == task.method;
+        named && step.state == state && step.attempts.is_none()
+    };
+    if let Some(step) = saga.steps.iter_mut().find(is_its) {
+        step.attempts = Some(task.attempts);
+        step.next_at = (task.status == Status::Pending).then_some(task.due);
+        step.error = task.last_error.map(|error| error.message);
+    }
 }
 
 /// What viewers do not see, in a step's definition or in an event of the journal.
 const HIDDEN: [&str; 7] = ["spec", "part", "undo_part", "confirm_part", "output", "payload", "input"];
 
 pub(crate) fn shown(record: SagaRecord, who: &Caller) -> Answer<SagaShown> {
-    let steps = steps(&record);
+    let (steps, deadline) = (steps(&record), record.deadline());
+    let edited = record.journal.iter().rev().find_map(|journaled| match &journaled.event {
+        Event::Input { input, .. } => Some(input.clone()),
+        _ => None,
+    });
+    let (input, started_with) = match edited {
+        Some(input) => (input, Some(record.input)),
+        None => (record.input, None),
+    };
     let plain = |e: serde_json::Error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", e.to_string());
     let mut saga = SagaShown {
         steps,
         journal: record.journal.iter().map(serde_json::to_value).collect::<Result<_, _>>().map_err(plain)?,
         definition: serde_json::to_value(&record.definition).map_err(plain)?,
         summary: record.summary,
-        input: record.input,
+        input,
+        started_with,
+        deadline,
     };
     if who.role == Role::Viewer {
         let hidden = || json!("***");
         saga.input = hidden();
+        saga.started_with = saga.started_with.map(|_| hidden());
         saga.steps.iter_mut().filter(|step| !step.output.is_null()).for_each(|step| step.output = hidden());
         let steps = saga.definition.get_mut("steps").and_then(Value::as_array_mut);
         let whole = |value: &mut Value| {
@@ -238,11 +338,14 @@ pub(crate) fn shown(record: SagaRecord, who: &Caller) -> Answer<SagaShown> {
 
 /// How the steps stand, by the journal.
 fn steps(record: &SagaRecord) -> Vec<StepShown> {
-    record.definition.steps.iter().zip(record.steps()).map(|(def, view)| step_shown(def, view)).collect()
+    let definition = &record.definition;
+    let all = definition.steps.iter().zip(record.steps());
+    all.map(|(def, view)| step_shown(def, definition.method_of(def), view)).collect()
 }
 
-fn step_shown(def: &StepDef, view: StepView) -> StepShown {
+fn step_shown(def: &StepDef, method: String, view: StepView) -> StepShown {
     StepShown {
+        method,
         name: view.name.clone(),
         after: def.after.clone(),
         kind: match def.kind {
@@ -257,6 +360,8 @@ fn step_shown(def: &StepDef, view: StepView) -> StepShown {
         started_at: view.started_at,
         changed_at: view.changed_at,
         error: view.error,
+        attempts: None,
+        next_at: None,
         output: view.output.unwrap_or_default(),
     }
 }
@@ -374,7 +479,13 @@ impl Act {
             Action::Retry => sagas.retry_now(id, by, note).await.map(|_| ()),
             Action::Skip => sagas.skip(id, step, by, note).await,
             Action::Resolve => sagas.resolve(id, step, self.output.clone(), by, note).await,
-            Action::EditInput => sagas.edit_input(id, self.input.clone().unwrap_or_default(), by, note).await,
+            Action::EditInput => {
+                let input = self.input.clone().unwrap_or_default();
+                // What its templates reach for must be there, as at its start.
+                let saga = sagas.get(id).await?;
+                saga.map_or(Ok(()), |saga| crate::saga::check_input(&saga.definition, &input))?;
+                sagas.edit_input(id, input, by, note).await
+            }
             Action::Forward => sagas.forward(id, by, note).await,
             Action::Cancel => sagas.cancel(id, by, note).await,
             Action::Kill => sagas.kill(id, by, note).await,
@@ -392,6 +503,5 @@ async fn act(
     Json(act): Json<Act>,
 ) -> Answer<Shows<SagaShown>> {
     act.on(app.engine()?, &id, &who.name).await?;
-    let record = app.store.saga(&id).await?.ok_or_else(|| Problem::not_found("saga", &id))?;
-    Ok(Shows(shown(record, &who)?))
+    Ok(Shows(standing(&app, &id, &who).await?))
 }

@@ -28,8 +28,10 @@ pub(super) struct PolicyShape {
     #[schema(example = "10s")]
     timeout: Option<String>,
     /// If given, only errors of these kinds are tried again.
+    #[schema(max_items = 100)]
     retry_for: Option<Vec<String>>,
     /// Errors of these kinds are not.
+    #[schema(max_items = 100)]
     no_retry_for: Option<Vec<String>>,
     /// A CEL expression over the result; where it does not hold, the attempt has failed.
     #[schema(example = "status < 300")]

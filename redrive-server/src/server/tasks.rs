@@ -16,8 +16,9 @@ use utoipa_axum::routes;
 use super::App;
 use super::auth::{Caller, Operator, Viewer};
 use super::filter::OfTasks;
-use super::input::{AskedPage, Id, Json, Paging};
+use super::input::{AskedPage, Id, Json, Paging, Said};
 use super::own;
+use super::pages::{Size, page};
 use super::problem::{Answer, Problem};
 use super::shapes::{AttemptShape, LastErrorShape, PolicyShape, StatusShape};
 
@@ -113,11 +114,16 @@ impl Shown {
     }
 }
 
-/// JSON as this person may see it: viewers do not. What is encrypted, or no JSON for whatever reason, is shown as the text that it is.
+/// Viewers do not.
+pub(super) fn sees_params(who: &Caller) -> bool {
+    who.role > Role::Viewer
+}
+
+/// JSON as this person may see it. What is encrypted, or no JSON for whatever reason, is shown as the text that it is.
 pub(super) fn masked(json: String, who: &Caller) -> Value {
-    match who.role {
-        Role::Viewer => Value::String("***".into()),
-        _ => serde_json::from_str(&json).unwrap_or(Value::String(json)),
+    match sees_params(who) {
+        false => Value::String("***".into()),
+        true => serde_json::from_str(&json).unwrap_or(Value::String(json)),
     }
 }
 
@@ -139,8 +145,12 @@ async fn list(
     Viewer(who): Viewer,
     AskedPage(which, paging): AskedPage<OfTasks>,
 ) -> Answer<Shows<Tasks>> {
-    let filter = TaskFilter { after: paging.after, ..which.into() };
-    let found = app.store.search(&filter, paging.limit()?).await?;
+    let (store, filter) = (&app.store, TaskFilter { without_params: !sees_params(&who), ..which.into() });
+    let found = page(&paging, Size::with_params(sees_params(&who)), |after, limit| {
+        let filter = TaskFilter { after, ..filter.clone() };
+        async move { store.search(&filter, limit).await }
+    });
+    let found = found.await?;
     let tasks = found.items.into_iter().map(|task| Shown::to(task, &who)).collect();
     Ok(Shows(Tasks { tasks, next: found.continue_after }))
 }
@@ -180,25 +190,43 @@ fn stopped(how: Cancelled) -> Shows<Stopped> {
 /// Cancel a task
 ///
 /// It is not tried again, and nobody has to look at it. One that runs is cancelled after its attempt, unless that succeeds.
-#[utoipa::path(post, path = "/tasks/{id}/cancel", tag = "tasks", params(("id" = String, Path)), responses((status = 200, body = Stopped)))]
-async fn cancel(State(app): State<App>, Operator(who): Operator, Id(id): Id) -> Answer<Shows<Stopped>> {
-    Ok(stopped(app.store.acting(&who.name)?.cancel(id, app.clock.now()).await?))
+#[utoipa::path(post, path = "/tasks/{id}/cancel", tag = "tasks", params(("id" = String, Path)), request_body = Said,
+    responses((status = 200, body = Stopped)))]
+async fn cancel(
+    State(app): State<App>,
+    Operator(who): Operator,
+    Id(id): Id,
+    Json(said): Json<Said>,
+) -> Answer<Shows<Stopped>> {
+    Ok(stopped(said.by(&app, &who)?.cancel(id, app.clock.now()).await?))
 }
 
 /// Fail a task by hand
 ///
 /// It becomes a dead letter, for somebody to look at.
-#[utoipa::path(post, path = "/tasks/{id}/fail", tag = "tasks", params(("id" = String, Path)), responses((status = 200, body = Stopped)))]
-async fn fail(State(app): State<App>, Operator(who): Operator, Id(id): Id) -> Answer<Shows<Stopped>> {
-    Ok(stopped(app.store.acting(&who.name)?.fail(id, app.clock.now()).await?))
+#[utoipa::path(post, path = "/tasks/{id}/fail", tag = "tasks", params(("id" = String, Path)), request_body = Said,
+    responses((status = 200, body = Stopped)))]
+async fn fail(
+    State(app): State<App>,
+    Operator(who): Operator,
+    Id(id): Id,
+    Json(said): Json<Said>,
+) -> Answer<Shows<Stopped>> {
+    Ok(stopped(said.by(&app, &who)?.fail(id, app.clock.now()).await?))
 }
 
 /// Retry a task now
 ///
 /// It is due at once, instead of at its next time. Attempts are counted as ever.
-#[utoipa::path(post, path = "/tasks/{id}/retry", tag = "tasks", params(("id" = String, Path)), responses((status = 204, description = "It is due.")))]
-async fn retry(State(app): State<App>, Operator(who): Operator, Id(id): Id) -> Answer<StatusCode> {
-    app.store.acting(&who.name)?.retry_now(id, app.clock.now()).await?;
+#[utoipa::path(post, path = "/tasks/{id}/retry", tag = "tasks", params(("id" = String, Path)), request_body = Said,
+    responses((status = 204, description = "It is due.")))]
+async fn retry(
+    State(app): State<App>,
+    Operator(who): Operator,
+    Id(id): Id,
+    Json(said): Json<Said>,
+) -> Answer<StatusCode> {
+    said.by(&app, &who)?.retry_now(id, app.clock.now()).await?;
     app.wake();
     Ok(StatusCode::NO_CONTENT)
 }

@@ -87,7 +87,7 @@ impl Browser {
     }
 
     pub async fn click(&self, what: &str) {
-        self.page.wait().for_element(Locator::Css(what)).await.unwrap().click().await.unwrap();
+        self.page.wait().at_most(PATIENCE).for_element(Locator::Css(what)).await.unwrap().click().await.unwrap();
     }
 
     pub async fn js(&self, script: &str) -> Value {
@@ -97,14 +97,13 @@ impl Browser {
     /// Waits until this holds on the page, which may be another one by then.
     pub async fn until(&self, condition: &str) {
         let look = format!(
-            "const end = arguments[0], give_up = Date.now() + 20000; \
+            "const end = arguments[0], give_up = Date.now() + 10000; \
              (function look() {{ if ({condition}) end(true); else if (Date.now() > give_up) end(false); else setTimeout(look, 20); }})()"
         );
         for _ in 0..20 {
-            match self.page.execute_async(&look, Vec::new()).await {
-                Ok(Value::Bool(true)) => return,
-                Ok(_) => break,
-                Err(_) => {} // it went to another page while it looked
+            // An error: it went to another page while it looked.
+            if let Ok(Value::Bool(true)) = self.page.execute_async(&look, Vec::new()).await {
+                return;
             }
         }
         panic!("not so: {condition}\n{}", self.js("return document.body.innerText").await);

@@ -8,7 +8,7 @@ use redrive::store::{ArchiveFilter, DeadFilter};
 use redrive::testing::Testing;
 use redrive::{CallError, Cause, Engine, IntoTask, PolicyPatch, Settings, Store, Task};
 use redrive_server::http::{Answer, HttpCall, HttpDelivery, HttpRequest};
-use service::{Service, bytes, nobody};
+use service::{NOBODY, Service, bytes};
 
 const LOOPBACK: &str = "[http]\nallow = ['127.0.0.1']\n";
 
@@ -313,7 +313,7 @@ async fn connections_are_kept_alive_and_not_shared_between_guards() {
 async fn what_is_no_answer_has_a_kind() {
     let (world, service) = (World::new(LOOPBACK).await, Service::start().await);
     let at = |port: u16| HttpRequest::post(format!("http://127.0.0.1:{port}/"));
-    let refused = world.outcome(at(nobody().await)).await;
+    let refused = world.outcome(at(NOBODY)).await;
     assert_eq!(refused.waiting().0, "connect");
     assert!(refused.waiting().1.contains("refused"), "{refused:?}");
     let tls = world.outcome(HttpRequest::post(format!("https://127.0.0.1:{}/", service.port))).await;
