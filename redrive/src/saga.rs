@@ -18,6 +18,7 @@
 //! in which it ends), and its step is *unknown*: undone like one that is done. An undo that is given up, or a step past the point of no
 //! return, is a dead letter, and its saga is *stuck* until a person has seen to either.
 
+mod begun;
 mod builder;
 mod definition;
 mod event;
@@ -26,6 +27,7 @@ mod model;
 pub(crate) mod plan;
 #[cfg(test)]
 mod reference;
+mod standing;
 pub(crate) mod state;
 mod step;
 mod view;
@@ -40,6 +42,7 @@ pub use event::{Event, Op, SagaState, Why, Work};
 pub use step::{Compensate, Ran, Reserve, Step, StepCx, StepError, StepRunner};
 pub use view::StepView;
 
+pub(crate) use begun::{Begun, Doer};
 pub(crate) use definition::Flow;
 pub(crate) use plan::{Next, advance};
-pub(crate) use state::{Begun, Doer, Illegal, State};
+pub(crate) use state::{Illegal, State};

@@ -138,7 +138,8 @@ async fn a_callback_is_a_call_of_its_method(db: Db) {
     shop.redrive.fail(waiting).await.unwrap();
     _ = shop.redrive.call(pay(4).policy(calling("refund", once))).await.unwrap_err(); // nobody here handles it
     let told = loop {
-        let told = db.store.list(&Default::default(), 10).await.unwrap();
+        let mut told = db.store.list(&Default::default(), 10).await.unwrap();
+        told.retain(|task| task.method.ends_with("refund")); // an `always` call may return before its task has left
         if told.len() == 4 {
             break told;
         }

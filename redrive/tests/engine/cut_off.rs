@@ -180,7 +180,7 @@ async fn until_there(db: &Db) {
             moment().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), there).await.expect("the insert arrives");
+    tokio::time::timeout(Duration::from_secs(120), there).await.expect("the insert arrives");
 }
 
 /// The commit happened, its answer did not come; meanwhile others have run the tasks, and they are gone.

@@ -272,7 +272,7 @@ async fn a_persons_word_is_kept_also_if_they_have_gone(db: Db) {
     let guards = careful(&shop, ROUTE).await;
     _ = tokio::time::timeout(Duration::ZERO, guards.all()[0].manual_success(8, "ada")).await;
     let is_written = async { while shop.db.store.audits(&AuditFilter::default(), 10).await.unwrap().is_empty() {} };
-    tokio::time::timeout(Duration::from_secs(30), is_written).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(120), is_written).await.unwrap();
     assert!(shop.state(8).await.starts_with("2002 SUCCESS"));
 }
 

@@ -150,7 +150,7 @@ async fn a_retry_is_in_the_audit_also_if_whoever_asked_has_gone(db: Db) {
         assert_eq!(until(&engine, "t", SagaState::is_final).await, SagaState::Compensated);
         while audited(&db).await.is_empty() {}
     };
-    tokio::time::timeout(Duration::from_secs(30), is_done).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(120), is_done).await.unwrap();
     assert_eq!(audited(&db).await, ["ada saga.retry t"]);
     engine.stop().await;
 }

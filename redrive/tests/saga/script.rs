@@ -69,7 +69,7 @@ impl World {
             if self.seen().iter().filter(|seen| *seen == what).count() >= times {
                 return;
             }
-            tokio::time::timeout(Duration::from_secs(30), changed)
+            tokio::time::timeout(Duration::from_secs(120), changed)
                 .await
                 .unwrap_or_else(|_| panic!("{what} was never asked for, but {:?}", self.seen()));
         }
@@ -197,7 +197,7 @@ pub async fn settled(engine: &Engine, id: &str) -> SagaState {
 
 pub async fn until(engine: &Engine, id: &str, stands: impl Fn(SagaState) -> bool) -> SagaState {
     let sagas = engine.sagas();
-    let found = tokio::time::timeout(Duration::from_secs(30), sagas.until(id, stands)).await;
+    let found = tokio::time::timeout(Duration::from_secs(120), sagas.until(id, stands)).await;
     match found {
         Ok(saga) => saga.unwrap().state,
         Err(_) => panic!("it goes on and on: {:#?}", journal(engine, id).await),
