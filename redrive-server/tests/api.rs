@@ -737,6 +737,10 @@ fn a_host_that_is_down_is_held_back_and_people_decide_about_its_gate() {
     assert_eq!(act("http:example.org:443", "release", &Value::Null).1["name"], "example.org:443", "as it was held");
     assert_eq!(act("http:127.0.0.1:9", "reset", &Value::Null).1["name"], "127.0.0.1:9");
     assert_eq!(act("http:example.net:443", "reset", &Value::Null).0, 404, "it was never held");
+    assert_eq!(act("saga.http:example.org:443", "hold", &json!({ "state": "open" })).1["held"], "open", "of its own");
+    let (status, problem) = act("example.org:443", "release", &Value::Null);
+    assert!(status == 422 && problem["detail"].as_str().unwrap().contains("saga.http:HOST:PORT"), "{problem}");
+    assert_eq!(act("saga.http:example.org:443", "release", &Value::Null).1["held"], Value::Null);
     let (status, problem) = act("http:127.0.0.1", "hold", &json!({ "state": "open" }));
     assert!(status == 422 && problem["detail"].as_str().unwrap().contains("http:HOST:PORT"), "{problem}");
     assert_eq!(act("http", "hold", &json!({ "state": "open" })).0, 200, "a method that never had trouble");

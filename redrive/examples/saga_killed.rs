@@ -100,7 +100,7 @@ fn trip() -> Definition {
 /// An engine that is soon missed if it dies.
 fn config() -> EngineConfig {
     let mut config = EngineConfig::default();
-    config.scan_interval = Duration::from_millis(200);
+    config.scan_interval = Duration::from_secs(1);
     config.sweep_interval = Duration::from_secs(1);
     config.beat_interval = Duration::from_millis(300);
     config.lease = Duration::from_secs(2);

@@ -14,7 +14,7 @@ pub(super) enum Command {
     Ls,
     /// Hold a gate open (nothing goes through) or closed (everything does), until it is released or reset.
     Hold {
-        /// The gate: its name in the list, a method, or http:HOST:PORT.
+        /// The gate: its name in the list, a method, http:HOST:PORT, or saga.http:HOST:PORT for the requests of sagas.
         gate: String,
         /// Which way.
         state: Held,
@@ -24,12 +24,12 @@ pub(super) enum Command {
     },
     /// Let a gate go that is held: it is as it was, and if that is open it gives probes away at once.
     Release {
-        /// The gate: its name in the list, or http:HOST:PORT.
+        /// The gate: its name in the list, http:HOST:PORT, or saga.http:HOST:PORT.
         gate: String,
     },
     /// Say that all is well: the gate is closed, and forgets.
     Reset {
-        /// The gate: its name in the list, or http:HOST:PORT.
+        /// The gate: its name in the list, http:HOST:PORT, or saga.http:HOST:PORT.
         gate: String,
     },
 }

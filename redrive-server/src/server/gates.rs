@@ -52,7 +52,7 @@ pub(crate) const LONGEST_WHY: usize = 1_000;
 
 /// Hold a gate
 ///
-/// Open or closed, until it is released or reset. A gate is named as the list names it, by its method, or as `http:HOST:PORT`.
+/// Open or closed, until it is released or reset. A gate is named as the list names it, by its method, or as `http:HOST:PORT`; that of sagas' requests to a host as `saga.http:HOST:PORT`.
 #[utoipa::path(post, path = "/gates/{gate}/hold", tag = "gates", params(("gate" = String, Path)), request_body = Held,
     responses((status = 200, body = GateShape)))]
 async fn hold(
@@ -109,23 +109,36 @@ pub(crate) async fn act(
 /// The lane of a gate that is there, by its name or its lane's number; or, if it may be made, of a method or a host.
 pub(crate) async fn find(app: &App, name: &str, make: bool) -> Answer<Lane> {
     let gates = app.store.gates().await?;
-    if let Some(gate) = gates.iter().find(|gate| gate.name == name || gate.lane.0.to_string() == name) {
-        return Ok(gate.lane);
+    let is_meant = |gate: &&Gate| gate.name == name || gate.lane.0.to_string() == name;
+    match gates.iter().filter(is_meant).collect::<Vec<_>>()[..] {
+        [] => {}
+        [gate] => return Ok(gate.lane),
+        [_, _, ..] => return Err(redrive::Error::invalid("gate", TWO_OF_A_NAME).into()),
     }
-    let host = name.strip_prefix("http:").map(host_and_port).transpose()?;
-    let lane = host.as_ref().map_or_else(|| Lane::of(name), |host| Lane::part(crate::http::METHOD, host));
+    let part = part_of(name)?;
+    let lane = part.as_ref().map_or_else(|| Lane::of(name), |(method, part)| Lane::part(method, part));
     if gates.iter().any(|gate| gate.lane == lane) {
         return Ok(lane);
     }
     if !make {
         return Err(Problem::not_found("gate", name));
     }
-    if host.is_none() && !is_method(app, name).await? {
+    if part.is_none() && !is_method(app, name).await? {
         let detail = format!("there is no gate and no method {name:?}; that of a host is named http:HOST:PORT");
         return Err(Problem::new(StatusCode::NOT_FOUND, "not_found", detail));
     }
-    app.store.make_gate(lane, host.as_deref().unwrap_or(name), app.clock.now()).await?;
+    app.store.make_gate(lane, part.as_ref().map_or(name, |(_, part)| part), app.clock.now()).await?;
     Ok(lane)
+}
+
+const TWO_OF_A_NAME: &str = "is the name of several: that of HTTP tasks is http:HOST:PORT, that of sagas' requests saga.http:HOST:PORT; \
+    or name it by the number of its lane";
+
+/// The method and the part of it that a name such as `http:HOST:PORT` means.
+fn part_of(name: &str) -> redrive::Result<Option<(&'static str, String)>> {
+    let of = |method: &'static str| Some((method, name.strip_prefix(method)?.strip_prefix(':')?));
+    let Some((method, part)) = of(crate::http::METHOD).or_else(|| of(crate::saga::METHOD)) else { return Ok(None) };
+    Ok(Some((method, host_and_port(part)?)))
 }
 
 /// As requests name the part that they go to. A gate of another name would be held, and hold nothing.
@@ -144,6 +157,15 @@ async fn is_method(app: &App, name: &str) -> redrive::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_of_tasks_and_of_sagas_have_gates_of_their_own() {
+        let named = |name| part_of(name).unwrap().map(|(method, host)| format!("{method} {host}"));
+        assert_eq!(named("http:Pay.example:443").as_deref(), Some("http pay.example:443"));
+        assert_eq!(named("saga.http:pay.example:443").as_deref(), Some("saga.http pay.example:443"));
+        assert_eq!((named("http.billing"), named("charge")), (None, None));
+        assert!(part_of("saga.http:pay.example").is_err());
+    }
 
     #[test]
     fn a_host_is_named_as_requests_name_it() {

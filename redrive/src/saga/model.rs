@@ -2,6 +2,7 @@
 //! outcomes, with crashes and repetitions in between. After each event nothing has happened that may not, and nothing is missing.
 
 use std::collections::BTreeSet;
+use std::str::FromStr as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use serde_json::{Value, json};
 use super::reference::Reference;
 use super::*;
 use crate::clock::Timestamp;
+use crate::id::TaskId;
 
 /// How a call behaves.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -274,6 +276,31 @@ impl World {
         assert_eq!(plan::follow(&state, self.now), None, "what follows was written together with what it follows from");
     }
 
+    /// A node dies with a task, and another one has it: the journal says so, and nothing else follows. What the first one still says
+    /// of a failure is nobody's any more.
+    fn take_over(&mut self) {
+        let i = self.roll(self.tasks.len());
+        let (work, _) = self.tasks[i].clone();
+        if !self.state.is_awaited(&work) {
+            return;
+        }
+        let task = TaskId::from_str("7").unwrap();
+        let made = Some(self.state.seq);
+        let doer = |crashes| Doer { task, crashes, origin: None, made };
+        let (before, crashes) = (self.state.begun(&work), self.journal.len() as u32);
+        let started = Event::Started { work: work.clone(), task: Some(task), crashes };
+        let next = advance(&self.state, Some(started.clone()), self.now).unwrap();
+        assert_eq!((&next.events, &next.stop), (&vec![started.clone()], &vec![]), "{started:?}");
+        assert_eq!(next.start, [work.clone()], "which whoever has it does not make anew");
+        self.journal.push((started.clone(), self.now));
+        self.state = next.state;
+        let begun = self.state.begun(&work);
+        assert!(begun.is_by(&doer(crashes)) && !begun.is_by(&doer(crashes - 1)) && begun != before);
+        assert_eq!(advance(&self.state, Some(started), self.now), Err(Illegal::Known));
+        assert_eq!(self.state.word(), self.reference.word());
+        self.check_wants();
+    }
+
     /// What a piece of work answers, if it does.
     fn script(&self, work: &Work) -> Script {
         let place = work.step.as_ref().map_or(MOST, |name| name[1..].parse().unwrap());
@@ -396,6 +423,7 @@ impl World {
                 11..13 if turn < BUSY => self.signal(),
                 13 if turn < BUSY && self.roll(4) == 0 => self.wish(),
                 14 => self.crash(),
+                15 if !self.tasks.is_empty() => self.take_over(),
                 _ => {}
             }
         }

@@ -10,9 +10,9 @@ use redrive::{
 };
 use tokio::sync::mpsc;
 
-use crate::harness::{Db, layouts, moment, new};
+use crate::harness::{Db, moment, new, stores_and_months};
 
-layouts!(
+stores_and_months!(
     a_task_runs_once_and_is_gone,
     a_failing_task_is_tried_again_until_it_succeeds,
     a_task_that_keeps_failing_is_dead_with_its_error,

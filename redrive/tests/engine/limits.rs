@@ -8,9 +8,9 @@ use redrive::store::AuditFilter;
 use redrive::{Context, Engine, EngineConfig, MethodOptions, NewTask, Status, Verdict};
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::harness::{Db, layouts, moment, new};
+use crate::harness::{Db, moment, new, stores_and_months};
 
-layouts!(
+stores_and_months!(
     a_business_id_has_no_more_at_once_than_its_limit,
     a_crowd_of_one_business_id_does_not_delay_another,
     a_method_starts_no_faster_than_its_rate,

@@ -15,9 +15,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::harness::{Db, Kind, layouts, new, options};
+use crate::harness::{Db, Kind, new, options, stores_and_months};
 
-layouts!(
+stores_and_months!(
     two_nodes_share_the_work,
     what_a_dead_node_held_is_done_by_another,
     a_node_that_was_declared_dead_goes_on_under_a_new_number,

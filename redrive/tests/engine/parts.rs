@@ -7,9 +7,9 @@ use redrive::store::TaskFilter;
 use redrive::{Context, Engine, EngineConfig, MethodOptions, NewTask, Status, Verdict};
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::harness::{Db, layouts, moment};
+use crate::harness::{Db, moment, stores_and_months};
 
-layouts!(
+stores_and_months!(
     a_part_that_hangs_does_not_hold_up_the_others,
     parts_that_others_enqueue_are_found,
     a_part_has_limits_of_its_own,

@@ -35,6 +35,19 @@ macro_rules! layouts {
 #[allow(unused_imports, reason = "not every suite has it")]
 pub(crate) use layouts;
 
+/// The same on each database, and with monthly tables on one of them: for what is above the store, whose own suite has both on all three.
+#[allow(unused_macros, reason = "not every suite has it")]
+macro_rules! stores_and_months {
+    ($($test:ident),* $(,)?) => {
+        crate::harness::stores!($($test),*);
+        mod monthly {
+            mod postgres { crate::harness::stamp!([super super] monthly, Postgres, $($test),*); }
+        }
+    };
+}
+#[allow(unused_imports, reason = "not every suite has it")]
+pub(crate) use stores_and_months;
+
 macro_rules! stamp {
     ([$($up:ident)+] $make:ident, $kind:ident) => {};
     ([$($up:ident)+] $make:ident, $kind:ident, $test:ident $(, $more:ident)*) => {
