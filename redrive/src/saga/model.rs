@@ -291,7 +291,7 @@ impl World {
         let started = Event::Started { work: work.clone(), task: Some(task), crashes };
         let next = advance(&self.state, Some(started.clone()), self.now).unwrap();
         assert_eq!((&next.events, &next.stop), (&vec![started.clone()], &vec![]), "{started:?}");
-        assert_eq!(next.start, [work.clone()], "which whoever has it does not make anew");
+        assert_eq!(next.start, std::slice::from_ref(&work), "which whoever has it does not make anew");
         self.journal.push((started.clone(), self.now));
         self.state = next.state;
         let begun = self.state.begun(&work);
