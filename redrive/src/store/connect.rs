@@ -23,6 +23,7 @@
 
 use std::str::FromStr;
 
+use sqlx::ConnectOptions as _;
 use sqlx::pool::PoolOptions;
 
 use crate::error::Result;
@@ -47,7 +48,8 @@ pub(super) fn sqlite_pools(url: &str, options: &StoreOptions) -> Result<Pair<sql
         .synchronous(SqliteSynchronous::Full)
         .busy_timeout(options.connect_timeout)
         // Checkpoints write pages back one by one; rarer ones write hot pages once.
-        .pragma("wal_autocheckpoint", "4000");
+        .pragma("wal_autocheckpoint", "4000")
+        .disable_statement_logging();
     let pool = |n| {
         // An idle connection costs nothing, and the only one to a database in memory is the database.
         let pool = PoolOptions::new().max_connections(n).acquire_timeout(options.connect_timeout);
@@ -89,7 +91,7 @@ pub(super) fn postgres_options(
             ("plan_cache_mode", "force_generic_plan"),
             ("jit", "off"),
         ];
-        options.clone().options(settings).statement_cache_capacity(200)
+        options.clone().options(settings).statement_cache_capacity(200).disable_statement_logging()
     };
     Ok((with("50ms"), with("10s")))
 }
@@ -109,7 +111,7 @@ pub(super) fn postgres_pools(url: &str, options: &StoreOptions) -> Result<Pair<s
 pub(super) fn mysql_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx::MySql>> {
     let connect =
         sqlx::mysql::MySqlConnectOptions::from_str(url).map_err(|e| database_error("reading the database URL", e))?;
-    let connect = connect.statement_cache_capacity(200);
+    let connect = connect.statement_cache_capacity(200).disable_statement_logging();
     let pool = |n, set_up: &'static str| {
         let pool =
             PoolOptions::new().max_connections(n).acquire_timeout(options.connect_timeout).test_before_acquire(false);
@@ -138,7 +140,8 @@ fn business_pool<DB: sqlx::Database>(options: &StoreOptions) -> PoolOptions<DB> 
 pub(super) fn business_sqlite(url: &str, options: &StoreOptions) -> Result<Pair<sqlx::Sqlite>> {
     let connect = sqlx::sqlite::SqliteConnectOptions::from_str(url)
         .map_err(|e| database_error(format!("reading the URL {url}"), e))?
-        .busy_timeout(options.connect_timeout);
+        .busy_timeout(options.connect_timeout)
+        .disable_statement_logging();
     let pool = business_pool(options).connect_lazy_with(connect);
     Ok(Pair { first: pool.clone(), rest: pool })
 }
@@ -146,7 +149,7 @@ pub(super) fn business_sqlite(url: &str, options: &StoreOptions) -> Result<Pair<
 #[cfg(feature = "postgres")]
 pub(super) fn business_postgres_options(url: &str) -> sqlx::Result<sqlx::postgres::PgConnectOptions> {
     let options = sqlx::postgres::PgConnectOptions::from_str(url)?;
-    Ok(options.application_name("redrive guard").options([("lock_timeout", "10s")]))
+    Ok(options.application_name("redrive guard").options([("lock_timeout", "10s")]).disable_statement_logging())
 }
 
 #[cfg(feature = "postgres")]
@@ -174,7 +177,7 @@ const POSTGRES_ZONE: &str = "SELECT set_config('TimeZone', COALESCE(CAST(? AS te
 #[cfg(feature = "mysql")]
 pub(super) fn business_mysql_options(url: &str, b: &Business) -> sqlx::Result<sqlx::mysql::MySqlConnectOptions> {
     // Without a zone of ours it is the server's own, not sqlx's UTC.
-    Ok(sqlx::mysql::MySqlConnectOptions::from_str(url)?.timezone(b.time_zone.clone()))
+    Ok(sqlx::mysql::MySqlConnectOptions::from_str(url)?.timezone(b.time_zone.clone()).disable_statement_logging())
 }
 
 #[cfg(feature = "mysql")]

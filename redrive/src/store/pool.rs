@@ -412,7 +412,10 @@ impl Pools {
         tries: &mut Tries,
     ) -> Option<Result<T>> {
         let e = match result {
-            Ok(value) => return Some(Ok(value)),
+            Ok(value) => {
+                tries.tell_slow(doing);
+                return Some(Ok(value));
+            }
             Err(e) => e,
         };
         let e = tries.in_its_light(e);

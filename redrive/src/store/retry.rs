@@ -18,6 +18,9 @@ pub(crate) enum Scope {
     Transaction,
 }
 
+/// What takes longer is told in the log.
+const SLOW: Duration = Duration::from_secs(1);
+
 /// How long a connection has to show that it can be used again.
 const LONGEST_ROLLBACK: Duration = Duration::from_secs(5);
 
@@ -162,6 +165,14 @@ impl Tries {
         let says_too_much =
             matches!(fault(&e), Kind::Busy | Kind::Unique | Kind::NoTable) && !self.patient && self.count > 0;
         if says_too_much { sqlx::Error::Protocol(format!("an earlier try may have been committed: {e}")) } else { e }
+    }
+
+    /// By what was being done: sqlx, which is told to be silent, would log the text of the statement, of many thousand characters.
+    pub(crate) fn tell_slow(&self, doing: &str) {
+        let took = self.since.elapsed();
+        if took >= SLOW {
+            tracing::warn!(?took, tries = self.count + 1, "the database was slow: {doing}");
+        }
     }
 
     pub(crate) fn is_over(&self) -> bool {
