@@ -11,12 +11,14 @@
 //! | `people` | what an application and its people ask and do |
 //! | `tell` | what is told to a saga, and what follows from it |
 //! | `journals` | the writes of all sagas of this node, together |
+//! | `queue` | what is asked of sagas and not written yet |
 //! | `memory` | what this node remembers of sagas |
 //! | `times` | deadlines, waits and expiries that come due |
 
 pub(super) mod journals;
 mod memory;
 mod people;
+mod queue;
 mod tell;
 pub(super) mod times;
 
@@ -45,7 +47,7 @@ use crate::task::{Task, limits};
 
 use super::handler::{Attempted, Attempting, Handler, decode};
 use super::{Builder, MethodOptions, Shared, Verdict};
-use journals::Journals;
+use queue::Journals;
 use tell::Tell;
 use times::Times;
 
