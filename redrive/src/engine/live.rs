@@ -204,7 +204,7 @@ impl Engine {
         }
         self.0.store.set_field(path, value.as_ref(), by, self.0.clock.now()).await?;
         let set = self.0.store.set_fields().await?;
-        Ok(self.0.follow_set(set))
+        Ok(self.0.take_set(set)) // whether or not a beat has seen it meanwhile: who set it is told what waits
     }
 }
 
@@ -225,12 +225,17 @@ impl Shared {
         applied
     }
 
-    /// What people have set now. Gives the fields that wait for the next start.
-    pub(super) fn follow_set(&self, set: Vec<SetField>) -> Vec<String> {
-        let mut layers = lock(&self.live.layers);
-        if layers.set == set {
-            return Vec::new();
+    /// What people have set now, if that is news.
+    pub(super) fn follow_set(&self, set: Vec<SetField>) {
+        let is_news = lock(&self.live.layers).set != set;
+        if is_news {
+            self.take_set(set);
         }
+    }
+
+    /// What people have set now. Gives the fields that wait for the next start.
+    fn take_set(&self, set: Vec<SetField>) -> Vec<String> {
+        let mut layers = lock(&self.live.layers);
         layers.set = set;
         let (settings, wrong) = layers.laid(|_| true);
         for (path, e) in wrong {
@@ -241,10 +246,10 @@ impl Shared {
             tracing::error!(problems = %e, "what was set is not valid; the last good settings hold");
             Vec::new()
         });
-        tracing::info!(
-            changed = before.differences(&self.settings()).join(", "),
-            "settings applied that people have set"
-        );
+        let changed = before.differences(&self.settings()).join(", ");
+        if !changed.is_empty() {
+            tracing::info!(changed, "settings applied that people have set");
+        }
         waiting
     }
 
