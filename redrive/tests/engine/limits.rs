@@ -168,6 +168,8 @@ async fn a_limit_by_business_that_people_set_holds_from_the_next_start_on(db: Db
     let engine = started(&db, MethodOptions::default(), ok).await;
     let waits = engine.set("methods.m.per_business", Some(1.into()), "ada").await.unwrap();
     assert_eq!(waits, ["methods.m.per_business"]);
+    let again = engine.set("methods.m.per_business", Some(1.into()), "ada").await.unwrap();
+    assert_eq!(again, waits, "also for who sets what is set already");
     engine.stop().await;
     let engine = started(&db, MethodOptions::default(), ok).await;
     let waits = engine.set("methods.m.per_business", Some(2.into()), "ada").await.unwrap();
