@@ -298,6 +298,17 @@ async fn methods_are_paused_and_gates_held() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_is_tried_again_says_how_often_it_failed_and_why() {
+    let server = Server::staged().await;
+    let (admin, port) = (server.admin(), service().await);
+    let fails = json!({ "name": "pay", "undo": "none", "do": { "url": format!("http://127.0.0.1:{port}/bad") }, "policy": { "backoff": { "fixed": "1h" } } });
+    server.begin(&json!({ "id": "tries-1", "saga": { "name": "order", "steps": [fails] } }));
+    server.until(|| async { server.get(&admin, "/sagas/tries-1").has("Attempts: 1 ·") }).await;
+    let page = server.get(&admin, "/sagas/tries-1");
+    assert!(page.has("500") && page.has("Next attempt"), "{}", page.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn people_act_on_sagas() {
     let server = Server::staged().await;
     let admin = server.admin_with_forms();
