@@ -254,6 +254,7 @@ impl Builder {
             registry,
             owned: RwLock::default(),
             viewing: tokio::sync::Mutex::default(),
+            following: tokio::sync::Mutex::default(),
             waiting: Mutex::new(waiting),
             running: Mutex::default(),
             limits: Mutex::new(limits),

@@ -203,6 +203,7 @@ impl Engine {
             (*self.settings()).clone().set(path, value.clone())?;
         }
         self.0.store.set_field(path, value.as_ref(), by, self.0.clock.now()).await?;
+        let _one_at_a_time = self.0.following.lock().await;
         let set = self.0.store.set_fields().await?;
         Ok(self.0.take_set(set)) // whether or not a beat has seen it meanwhile: who set it is told what waits
     }

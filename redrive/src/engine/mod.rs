@@ -131,6 +131,8 @@ struct Shared {
     owned: RwLock<HashMap<Lane, u64>>,
     /// Held by whoever makes a view.
     viewing: tokio::sync::Mutex<()>,
+    /// Held from reading what people want until it holds here: what was read earlier must not come later.
+    following: tokio::sync::Mutex<()>,
     waiting: Mutex<Waiting>,
     running: Mutex<Running>,
     limits: Mutex<Limits>,

@@ -192,6 +192,7 @@ impl Shared {
 
     /// Learns which methods people have paused, and what they have set.
     pub(super) async fn follow_people(&self) -> Result<()> {
+        let _one_at_a_time = self.following.lock().await;
         let (paused, set) = self.store.wishes().await?;
         self.follow_set(set);
         let paused: Vec<Lane> = paused.iter().map(|p| Lane::of(&p.method)).collect();

@@ -18,6 +18,7 @@ stores_and_months!(
     a_pause_is_noted_with_who_did_it,
     a_limit_by_business_that_people_set_holds_from_the_next_start_on,
     what_is_set_holds_on_all_nodes_until_it_is_taken_back,
+    what_was_read_before_a_field_was_set_does_not_undo_it,
     limits_that_let_nothing_run_are_refused,
 );
 
@@ -205,6 +206,29 @@ async fn what_is_set_holds_on_all_nodes_until_it_is_taken_back(db: Db) {
     for engine in [one, other, late] {
         engine.stop().await;
     }
+}
+
+async fn what_was_read_before_a_field_was_set_does_not_undo_it(db: Db) {
+    let engine = started(&db, MethodOptions::default(), async |_: Context, _: u64| Ok(())).await;
+    let looks: Vec<_> = (0..4)
+        .map(|_| {
+            let engine = engine.clone();
+            tokio::spawn(async move {
+                while let Ok(()) = engine.follow_people().await {
+                    tokio::task::yield_now().await;
+                }
+            })
+        })
+        .collect();
+    for n in 1..=100 {
+        engine.set("defaults.max_attempts", Some(n.into()), "ada").await.unwrap();
+        for _ in 0..20 {
+            assert_eq!(engine.defaults().policy.max_attempts, Some(n));
+            tokio::task::yield_now().await;
+        }
+    }
+    looks.iter().for_each(tokio::task::JoinHandle::abort);
+    engine.stop().await;
 }
 
 async fn limits_that_let_nothing_run_are_refused(db: Db) {
