@@ -104,7 +104,7 @@ pub async fn fresh_url(kind: Kind) -> (String, Option<tempfile::TempDir>) {
 pub async fn fresh_url_on(kind: Kind, server: &str) -> String {
     let name = format!("t{}_{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
     match kind {
-        Kind::Sqlite => unreachable!("SQLite has no server"),
+        #[cfg(feature = "postgres")]
         Kind::Postgres => {
             let mut c = sqlx::PgConnection::connect(server).await.unwrap();
             sqlx::raw_sql(AssertSqlSafe(format!("DROP SCHEMA IF EXISTS {name} CASCADE; CREATE SCHEMA {name}")))
@@ -113,6 +113,7 @@ pub async fn fresh_url_on(kind: Kind, server: &str) -> String {
                 .unwrap();
             format!("{server}?options[search_path]={name}")
         }
+        #[cfg(feature = "mysql")]
         Kind::MySql => {
             let mut c = sqlx::MySqlConnection::connect(server).await.unwrap();
             sqlx::raw_sql(AssertSqlSafe(format!("DROP DATABASE IF EXISTS {name}; CREATE DATABASE {name}")))
@@ -122,6 +123,7 @@ pub async fn fresh_url_on(kind: Kind, server: &str) -> String {
             let (base, _) = server.rsplit_once('/').unwrap();
             format!("{base}/{name}")
         }
+        other => unreachable!("no {name} for {other:?} on {server}"),
     }
 }
 
@@ -216,16 +218,22 @@ pub async fn moment() {
 
 /// A plain connection with its own transactions: an application beside redrive.
 pub enum Raw {
+    #[cfg(feature = "sqlite")]
     Sqlite(sqlx::SqliteConnection),
+    #[cfg(feature = "postgres")]
     Postgres(sqlx::PgConnection),
+    #[cfg(feature = "mysql")]
     MySql(sqlx::MySqlConnection),
 }
 
 macro_rules! each {
     ($raw:expr, $c:ident => $body:expr) => {
         match $raw {
+            #[cfg(feature = "sqlite")]
             Raw::Sqlite($c) => $body,
+            #[cfg(feature = "postgres")]
             Raw::Postgres($c) => $body,
+            #[cfg(feature = "mysql")]
             Raw::MySql($c) => $body,
         }
     };
@@ -234,9 +242,14 @@ macro_rules! each {
 impl Raw {
     pub async fn connect(db: &Db) -> Self {
         match db.kind {
+            #[cfg(feature = "sqlite")]
             Kind::Sqlite => Self::Sqlite(sqlx::SqliteConnection::connect(&db.url).await.unwrap()),
+            #[cfg(feature = "postgres")]
             Kind::Postgres => Self::Postgres(sqlx::PgConnection::connect(&db.url).await.unwrap()),
+            #[cfg(feature = "mysql")]
             Kind::MySql => Self::MySql(sqlx::MySqlConnection::connect(&db.url).await.unwrap()),
+            #[allow(unreachable_patterns, reason = "not where one is tested alone")]
+            other => unreachable!("{other:?} is not built in"),
         }
     }
 
@@ -258,7 +271,12 @@ impl Raw {
     }
 
     pub async fn begin(&mut self) {
-        let begin = if matches!(self, Self::Sqlite(_)) { "BEGIN IMMEDIATE" } else { "BEGIN" };
+        let begin = match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(_) => "BEGIN IMMEDIATE",
+            #[allow(unreachable_patterns, reason = "where SQLite is tested alone")]
+            _ => "BEGIN",
+        };
         self.sql(begin).await.unwrap();
     }
 
