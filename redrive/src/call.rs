@@ -188,7 +188,7 @@ impl Engine {
     /// writes anything at all.
     async fn call_through_gate<C: Retryable>(&self, call: &C, persist: Persist, first: &FirstTry) -> Called<C> {
         let part = call.part();
-        let inline = match self.pass_inline(call.method(), part.as_deref()) {
+        let inline = match self.pass_inline(call.method(), part.as_deref()).await {
             Ok(inline) => inline,
             Err(until) => return self.hold_back(call, persist, until).await,
         };

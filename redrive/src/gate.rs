@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Timestamp;
 use crate::duration;
 use crate::error::Problems;
-use crate::resilience::BreakerConfig;
+use crate::resilience::{BreakerConfig, Mode};
 use crate::task::Lane;
 
 /// How the gate of a lane behaves: `[methods.charge.gate]`, `[targets.billing.gate]`, `[http.gate]`.
@@ -179,7 +179,8 @@ impl Gate {
         let was_stable = self.state == GateState::Closed && now.since(self.changed_at) >= config.breaker.stable_after;
         let opens = if was_stable { 1 } else { self.opens.saturating_add(1) };
         let failing_since = self.failing_since.or(Some(now));
-        let too_long = failing_since.is_some_and(|since| now.since(since) >= config.suspend_after);
+        let is_watched = config.breaker.mode == Mode::Observe; // it holds nothing back, however long it fails
+        let too_long = !is_watched && failing_since.is_some_and(|since| now.since(since) >= config.suspend_after);
         Self {
             opens,
             failing_since,
@@ -202,7 +203,9 @@ impl Gate {
 
     /// The same where it is only watched: nothing was held back, so nothing need be tried.
     pub(crate) fn let_go(&self, now: Timestamp) -> Option<Self> {
-        self.half_opened(now).map(|next| Self { why: None, ..self.next(GateState::Closed, next.changed_at) })
+        let closed =
+            |next: Self| Self { failing_since: None, why: None, ..self.next(GateState::Closed, next.changed_at) };
+        self.half_opened(now).map(closed)
     }
 
     /// A probe is missing for too long.
@@ -297,6 +300,16 @@ mod tests {
         let freed = suspended.held(None, None, after(1_000));
         assert!(freed.half_opened(after(1_000)).is_some());
         assert_eq!(suspended.reset(after(1_000)).effective(), GateState::Closed);
+    }
+
+    #[test]
+    fn one_that_is_only_watched_is_never_suspended() {
+        let mut config = GateConfig { suspend_after: Duration::from_secs(100), ..GateConfig::default() };
+        config.breaker.mode = Mode::Observe;
+        let open = Gate::new(Lane(1), "billing", START).opened(&config, 0.5, "down", after(1));
+        let let_go = open.let_go(after(50)).unwrap();
+        assert_eq!((let_go.state, let_go.failing_since), (GateState::Closed, None), "that was one outage");
+        assert_eq!(open.opened(&config, 0.5, "still down", after(999)).held, None);
     }
 
     #[test]

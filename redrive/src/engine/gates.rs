@@ -7,12 +7,12 @@
 //! A node learns of the others' changes by reading the rows that are not simply closed: as often as it beats, and four times a second while
 //! there are any. Its own changes hold here at once, and in the database as soon as they are written.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use crate::classify::Kind;
 use crate::clock::{Timestamp, pause};
@@ -32,6 +32,9 @@ const QUICK: Duration = Duration::from_millis(50);
 const READ: Duration = Duration::from_millis(250);
 /// Rows that changed so lately are read although they are closed: a node may have missed it.
 const LATELY: Duration = Duration::from_secs(120);
+
+/// So long a caller waits for a probe at the most.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// So many lanes are remembered that give no trouble; each counts its calls in a few kilobytes.
 const MOST_CALM: usize = 2_000;
@@ -76,6 +79,8 @@ enum Work {
     Failed(Lane, i64, String),
     /// A probe that says nothing of its target.
     Undecided(Lane, i64),
+    /// A caller would make its first try as a probe, and waits to be told of which cycle.
+    Wanted(Lane, oneshot::Sender<i64>),
 }
 
 /// What an outcome says about the health of whoever was called. Only an outage counts against it; that it refused a call shows that
@@ -106,6 +111,16 @@ impl LaneGate {
             (Mode::Observe, None) => GateState::Closed,
             _ => self.gate.effective(),
         }
+    }
+
+    /// Whether it gives probes away, and has some left as far as we know.
+    pub(super) fn has_probes(&self) -> bool {
+        self.effective() == GateState::HalfOpen && self.gate.probes_given < self.config.breaker.probes
+    }
+
+    /// Whether its lane is, or was of late, held back.
+    fn gives_trouble(&self) -> bool {
+        self.ramping || self.gate.state != GateState::Closed || self.gate.held.is_some()
     }
 
     fn set(&mut self, gate: Gate) {
@@ -166,10 +181,22 @@ impl Gates {
         self.push(Work::Undecided(lane, cycle));
     }
 
+    /// A probe for a caller: of which cycle. Where nothing is ever written down there is no task that would be one.
+    pub(super) async fn probe_for_caller(&self, lane: Lane) -> Option<i64> {
+        let (answer, mut answered) = oneshot::channel();
+        self.push(Work::Wanted(lane, answer));
+        tokio::select! {
+            cycle = &mut answered => cycle.ok(),
+            () = pause(PATIENCE) => {
+                answered.close();
+                answered.try_recv().ok()
+            }
+        }
+    }
+
     /// Whether one is not closed, or was closed just now.
     fn is_active(&self) -> bool {
-        let lanes = lock(&self.lanes);
-        lanes.values().any(|lane| lane.ramping || lane.gate.state != GateState::Closed || lane.gate.held.is_some())
+        lock(&self.lanes).values().any(LaneGate::gives_trouble)
     }
 }
 
@@ -188,8 +215,7 @@ impl Shared {
             let (config, now) = (self.gate_config(lane)?, self.clock.now());
             lanes = lock(&self.gates.lanes);
             if lanes.len() >= MOST_CALM {
-                lanes
-                    .retain(|_, lane| lane.ramping || lane.gate.state != GateState::Closed || lane.gate.held.is_some());
+                lanes.retain(|_, lane| lane.gives_trouble());
             }
             lanes.entry(lane).or_insert_with(|| LaneGate::new(Gate::new(lane, "", now), config, now));
         }
@@ -304,6 +330,7 @@ impl Shared {
                 Work::Move(change) => self.trip(change.0, change.1, now).await,
                 Work::Passed(lane, generation) => self.pass(lane, generation, now).await,
                 Work::Undecided(lane, generation) => self.store.give_probe_back(lane, generation).await,
+                Work::Wanted(lane, caller) => self.give_probe(lane, caller, now).await,
                 Work::Failed(lane, generation, why) => self.fail_probe(lane, generation, &why, now).await,
             };
             all = all.and(done);
@@ -403,22 +430,36 @@ impl Shared {
             return Ok(());
         }
         let rows = self.store.active_gates(now - LATELY).await?;
+        let mut missed: HashSet<Lane> = {
+            let lanes = lock(&self.gates.lanes);
+            lanes.iter().filter(|(_, lane)| lane.gives_trouble()).map(|(lane, _)| *lane).collect()
+        };
         for gate in rows {
-            let lane = gate.lane;
-            let is_news = self.with_gate(lane, |known| {
-                // A change of our own may be on its way; a probe that was taken or passed is in the same generation.
-                let is_news = gate.generation > known.gate.generation
-                    || (gate.generation == known.gate.generation && gate != known.gate);
-                if is_news {
-                    known.set(gate);
-                }
-                is_news
-            });
-            if is_news == Some(true) {
-                self.apply_gate(lane);
-            }
+            missed.remove(&gate.lane);
+            self.learn_gate(gate);
+        }
+        // They were closed while we could not look.
+        if !missed.is_empty() {
+            let all = self.store.gates().await?.into_iter();
+            all.filter(|gate| missed.contains(&gate.lane)).for_each(|gate| self.learn_gate(gate));
         }
         Ok(())
+    }
+
+    fn learn_gate(&self, gate: Gate) {
+        let lane = gate.lane;
+        let is_news = self.with_gate(lane, |known| {
+            // A change of our own may be on its way; a probe that was taken or passed is in the same generation.
+            let is_news = gate.generation > known.gate.generation
+                || (gate.generation == known.gate.generation && gate != known.gate);
+            if is_news {
+                known.set(gate);
+            }
+            is_news
+        });
+        if is_news == Some(true) {
+            self.apply_gate(lane);
+        }
     }
 
     /// What time brings: waits that are over, probes to be taken, probes that are lost, lanes that are let through bit by bit.
@@ -459,14 +500,33 @@ impl Shared {
         if wanted == 0 || self.limits().probes_left(gate.lane) > 0 || !self.may_start() {
             return Ok(());
         }
-        if self.store.take_probes(gate, wanted, config.breaker.probes, now).await? {
-            self.with_gate(gate.lane, |lane| {
-                if lane.gate.generation == gate.generation {
-                    (lane.gate.probes_given, lane.gate.changed_at) = (lane.gate.probes_given + wanted, now);
-                }
-            });
+        if self.take_so_many(gate, wanted, config, now).await? {
             self.limits().set_passage(gate.lane, Passage::Probes(wanted, gate.generation), now);
             self.wake.claimer.notify_one();
+        }
+        Ok(())
+    }
+
+    async fn take_so_many(&self, gate: &Gate, n: u32, config: &GateConfig, now: Timestamp) -> Result<bool> {
+        let is_done = self.store.take_probes(gate, n, config.breaker.probes, now).await?;
+        if is_done {
+            self.with_gate(gate.lane, |lane| {
+                if lane.gate.generation == gate.generation {
+                    (lane.gate.probes_given, lane.gate.changed_at) = (lane.gate.probes_given + n, now);
+                }
+            });
+        }
+        Ok(is_done)
+    }
+
+    /// Takes one for a caller, if there is one left and the caller is still there.
+    async fn give_probe(&self, lane: Lane, caller: oneshot::Sender<i64>, now: Timestamp) -> Result<()> {
+        let known = self.with_gate(lane, |lane| lane.has_probes().then(|| (lane.gate.clone(), lane.config.clone())));
+        let Some((gate, config)) = known.flatten().filter(|_| !caller.is_closed()) else { return Ok(()) };
+        if self.take_so_many(&gate, 1, &config, now).await?
+            && let Err(cycle) = caller.send(gate.generation)
+        {
+            self.gates.give_back(lane, cycle);
         }
         Ok(())
     }

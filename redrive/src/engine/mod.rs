@@ -411,7 +411,7 @@ impl Shared {
     /// A task that waits and is ours: it runs at its time without a scan.
     fn expect(&self, due: Due) {
         let mut waiting = self.waiting();
-        if due.due <= self.clock.now() {
+        if due.due <= self.clock.now() || waiting.wheel.has_passed(due.due) {
             // What cannot run for a while is found again when it can: memory is not where a backlog belongs.
             if waiting.ready.lane_len(due.lane) >= self.most_ready() || waiting.ready.known() >= MOST_READY {
                 waiting.more.insert(due.lane);

@@ -13,7 +13,7 @@ use super::{Engine, Shared};
 
 impl Engine {
     /// Whether a first try of a caller may be made now, and as what; else until when its lane is held back.
-    pub(crate) fn pass_inline(
+    pub(crate) async fn pass_inline(
         &self,
         method: &str,
         part: Option<&str>,
@@ -25,10 +25,21 @@ impl Engine {
         let Some((state, until, generation)) = known else { return Ok(inline(Pass::Uncounted)) };
         let pass = match state {
             GateState::Open => return Err(until),
-            GateState::HalfOpen => Pass::Probe(shared.limits().use_probe(lane).ok_or(None)?),
+            GateState::HalfOpen => Pass::Probe(shared.probe_inline(lane).await.ok_or(None)?),
             GateState::Closed => Pass::Through(generation),
         };
         Ok(inline(pass))
+    }
+}
+
+impl Shared {
+    /// A probe that waits here for a task, or one of those that are left.
+    async fn probe_inline(&self, lane: Lane) -> Option<i64> {
+        let waiting = self.limits().use_probe(lane);
+        match waiting {
+            None if self.with_gate(lane, |lane| lane.has_probes())? => self.gates.probe_for_caller(lane).await,
+            waiting => waiting,
+        }
     }
 }
 
@@ -66,32 +77,51 @@ mod tests {
     use crate::gate::{Gate, GateConfig};
     use crate::store::Store;
 
-    /// A web client that hangs up while its request is the probe.
-    #[tokio::test]
-    async fn a_probe_whose_caller_goes_away_is_given_to_another() {
-        let (store, lane, config) =
-            (Store::open("sqlite::memory:").await.unwrap(), Lane::of("m"), GateConfig::default());
+    /// An engine whose gates move by hand, and the gate of its method, which has opened.
+    async fn with_open_gate() -> (Engine, Gate) {
+        let (store, config) = (Store::open("sqlite::memory:").await.unwrap(), GateConfig::default());
         let options = MethodOptions::default().gate(config.clone());
         let handler = async |_: Context, (): ()| Ok(());
         let builder = Engine::builder(store.clone()).register_with("m", options, handler).by_hand();
         let engine = builder.start().await.unwrap();
-        let (shared, now) = (&engine.0, engine.now());
-        let closed = Gate::new(lane, "m", now);
-        let open = closed.opened(&config, 0.0, "it is down", now);
+        let closed = Gate::new(Lane::of("m"), "m", engine.now());
+        let open = closed.opened(&config, 0.0, "it is down", engine.now());
         assert!(store.move_gate(&closed, &open).await.unwrap());
+        (engine, open)
+    }
+
+    /// A web client that hangs up while its request is the probe.
+    #[tokio::test]
+    async fn a_probe_whose_caller_goes_away_is_given_to_another() {
+        let (engine, open) = with_open_gate().await;
+        let (shared, store, now) = (&engine.0, engine.store(), engine.now());
         let half_open = open.half_opened(now + Duration::from_secs(3600)).unwrap();
         assert!(store.move_gate(&open, &half_open).await.unwrap());
-        assert!(store.take_probes(&half_open, 1, 3, now).await.unwrap());
+        assert!(store.take_probes(&half_open, 3, 3, now).await.unwrap()); // two of them by other nodes
         shared.read_gates(now).await.unwrap();
-        shared.limits().set_passage(lane, Passage::Probes(1, half_open.generation), now);
+        shared.limits().set_passage(open.lane, Passage::Probes(1, half_open.generation), now);
 
         let given = async || store.gates().await.unwrap()[0].probes_given;
-        let inline = engine.pass_inline("m", None).unwrap();
-        assert!(engine.pass_inline("m", None).is_err(), "there was one");
-        assert_eq!(given().await, 1);
+        let inline = engine.pass_inline("m", None).await.unwrap();
+        assert!(engine.pass_inline("m", None).await.is_err(), "there was one");
+        assert_eq!(given().await, 3);
         drop(inline);
         shared.do_gate_work(now).await.unwrap();
-        assert_eq!(given().await, 0);
+        assert_eq!(given().await, 2);
+        engine.stop().await;
+    }
+
+    #[tokio::test]
+    async fn a_gate_that_closed_while_nobody_here_could_look_is_found_closed() {
+        let (engine, open) = with_open_gate().await;
+        let (shared, store, now) = (&engine.0, engine.store(), engine.now());
+        let held = open.held(Some(crate::gate::Hold::Open), None, now);
+        assert!(store.move_gate(&open, &held).await.unwrap());
+        shared.read_gates(now).await.unwrap();
+        assert!(engine.pass_inline("m", None).await.is_err());
+        assert!(store.move_gate(&held, &held.reset(now)).await.unwrap());
+        shared.read_gates(now + Duration::from_secs(3600)).await.unwrap();
+        assert!(engine.pass_inline("m", None).await.is_ok());
         engine.stop().await;
     }
 }

@@ -240,7 +240,7 @@ impl Scanner {
         for due in found {
             let seen = counts.entry((due.lane, due.id.shard())).or_insert((0, due.due));
             seen.0 += 1;
-            if due.due <= now {
+            if due.due <= now || waiting.wheel.has_passed(due.due) {
                 news |= waiting.ready.push(*due);
             } else {
                 waiting.wheel.insert(*due);

@@ -56,6 +56,11 @@ impl Wheel {
         true
     }
 
+    /// Whether its slot was emptied already: it is due, or will be in a moment.
+    pub(crate) fn has_passed(&self, due: Timestamp) -> bool {
+        due.as_millis() < self.next
+    }
+
     /// Takes out all that is due.
     pub(crate) fn take_due(&mut self, now: Timestamp) -> Vec<Due> {
         let mut due = Vec::new();

@@ -244,21 +244,21 @@ impl Poll<'_> {
     /// Retries these, so many at once. `false`: we are to stop, or another node has the lock.
     async fn retry_some(&mut self, found: Vec<Found>) -> Result<bool> {
         let mut running = JoinSet::new();
-        let mut goes_on = true;
+        let mut goes_on = Ok(true);
         for row in found {
             while running.len() >= self.table.0.guard.concurrency {
                 self.join_one(&mut running).await;
             }
-            goes_on = !self.is_over() && self.renew().await?;
-            if !goes_on {
-                break;
+            goes_on = if self.is_over() { Ok(false) } else { self.renew().await };
+            if !matches!(goes_on, Ok(true)) {
+                break; // what runs is safe by its claims, and comes to its end
             }
             running.spawn(self.table.clone().attempt(row));
         }
         while !running.is_empty() {
             self.join_one(&mut running).await;
         }
-        Ok(goes_on && !self.report.held_elsewhere)
+        Ok(goes_on? && !self.report.held_elsewhere)
     }
 
     /// Waits for one that ends.

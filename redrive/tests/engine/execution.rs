@@ -23,6 +23,7 @@ stores_and_months!(
     a_thousand_tasks_from_many_callers_run_once_each,
     a_backlog_deeper_than_a_scan_runs_once_each,
     timers_closer_than_a_scan_reads_run_at_their_time,
+    what_is_due_again_in_a_moment_waits_for_no_scan,
     tasks_enqueued_by_another_process_are_found,
     a_task_runs_at_its_time_and_not_before,
     a_running_task_is_cancelled_through_its_context,
@@ -257,6 +258,25 @@ async fn timers_closer_than_a_scan_reads_run_at_their_time(db: Db) {
     for _ in 0..tasks {
         calls.recv().await.unwrap();
     }
+    settled(&engine).await;
+    engine.stop().await;
+    assert_eq!(db.count("retry_task").await, 0);
+}
+
+async fn what_is_due_again_in_a_moment_waits_for_no_scan(db: Db) {
+    let (called, mut calls) = mpsc::unbounded_channel();
+    let tries = AtomicU32::new(0);
+    let handler = move |_: Context<'static>, _: u64| {
+        let n = tries.fetch_add(1, Ordering::SeqCst);
+        _ = called.send(n);
+        std::future::ready(if n < 40 { Err(Verdict::Snooze(Duration::from_millis(u64::from(n)))) } else { Ok(()) })
+    };
+    let mut config = config();
+    config.scan_interval = Duration::from_secs(3600);
+    config.sweep_interval = Duration::from_secs(3600);
+    let engine = Engine::builder(db.store.clone()).config(config).register("m", handler).start().await.unwrap();
+    engine.enqueue(new(1)).await.unwrap();
+    while calls.recv().await.unwrap() < 40 {}
     settled(&engine).await;
     engine.stop().await;
     assert_eq!(db.count("retry_task").await, 0);

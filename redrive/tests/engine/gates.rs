@@ -21,6 +21,7 @@ stores!(
     what_others_made_of_a_gate_is_followed,
     no_cycle_has_more_probes_than_it_may_though_a_node_dies,
     a_first_try_is_not_made_while_the_gate_is_open,
+    callers_who_write_nothing_down_find_that_a_target_is_back,
     only_the_health_of_a_target_counts,
     a_gate_that_only_observes_holds_nothing_back,
     source_4_every_change_of_a_gate_is_told,
@@ -268,10 +269,14 @@ impl Retryable for Pay {
     type Error = Down;
     async fn execute(&self, _: &Context<'_>) -> Result<(), Down> {
         PAID.fetch_add(1, Ordering::SeqCst);
-        Err(Down)
+        if self.n < 2_000 { Err(Down) } else { Ok(()) }
     }
     fn classify(&self, e: &Down) -> Verdict {
         Verdict::of(e)
+    }
+    fn policy(&self, defaults: Policy) -> Policy {
+        let max_attempts = if self.n < 1_000 { defaults.max_attempts } else { Some(1) };
+        Policy { max_attempts, ..defaults }
     }
     fn persist(&self) -> Option<Persist> {
         Some(match self.n {
@@ -294,6 +299,24 @@ async fn a_first_try_is_not_made_while_the_gate_is_open(db: Db) {
     let held = engine.call(Pay { n: 1_000 }).await.unwrap_err();
     assert!(matches!(held, CallError::Rejected { cause: Cause::Held(Some(_)) }), "{held}");
     assert_eq!(db.count("retry_task").await, 4, "what is held back is written down");
+    engine.stop().await;
+}
+
+async fn callers_who_write_nothing_down_find_that_a_target_is_back(db: Db) {
+    let builder = Engine::builder(db.another().await).config(config());
+    let engine = builder.handler_as::<Pay>("pay", MethodOptions::default().gate(gate(100))).start().await.unwrap();
+    for _ in 0..3 {
+        engine.call(Pay { n: 1_000 }).await.unwrap_err();
+    }
+    let held = engine.call(Pay { n: 2_000 }).await.unwrap_err();
+    assert!(matches!(held, CallError::Rejected { cause: Cause::Held(Some(_)) }), "{held}");
+    let is_closed =
+        async || db.store.gates().await.unwrap().first().is_some_and(|gate| gate.state == GateState::Closed);
+    while !is_closed().await {
+        _ = engine.call(Pay { n: 2_000 }).await;
+        moment().await;
+    }
+    engine.call(Pay { n: 2_000 }).await.unwrap();
     engine.stop().await;
 }
 
