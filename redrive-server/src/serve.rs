@@ -26,8 +26,17 @@ pub(crate) struct Serve {
     database: Database,
     /// Where to answer HTTP. It is not encrypted: to be reached from other machines, put a proxy with TLS before it.
     /// Default: 127.0.0.1:7070, or what the settings say.
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
     listen: Option<SocketAddr>,
+}
+
+/// What is listened on is an address: a name may have several.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let port = text.strip_prefix("localhost:").or_else(|| text.strip_prefix(':')).unwrap_or(text);
+    text.parse().map_err(|_| match port.parse::<u16>() {
+        Ok(port) => format!("write it as 127.0.0.1:{port}"),
+        Err(_) => "it is an IP address and a port, as 127.0.0.1:7070 or [::1]:7070".into(),
+    })
 }
 
 impl Serve {
@@ -61,7 +70,7 @@ pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
         Ok(bound) => bound,
         Err(e) => {
             tokio::join!(engine.stop(), guards.stop());
-            return Err(e);
+            return Err(with_a_hint(e));
         }
     };
     say!("redrive {} is running", env!("CARGO_PKG_VERSION"));
@@ -87,6 +96,16 @@ pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
         again = signals.next_wish() => say!("{again}: stopped at once"),
     }
     Ok(())
+}
+
+/// What most often is the reason that an address is taken.
+fn with_a_hint(e: anyhow::Error) -> anyhow::Error {
+    match e.downcast_ref::<std::io::Error>() {
+        Some(why) if why.kind() == std::io::ErrorKind::AddrInUse => {
+            anyhow::anyhow!("{e}: {why}; is a server running already? `--listen` takes another address")
+        }
+        _ => e,
+    }
 }
 
 /// The guards, started; if they do not start, the engine is not left running.
@@ -159,6 +178,22 @@ impl StopSignals {
         {
             _ = tokio::signal::ctrl_c().await;
             "Ctrl-C"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_is_none_is_shown_as_it_is_to_be() {
+        assert_eq!(address("[::1]:7171").unwrap().port(), 7171);
+        for nearly in ["localhost:7171", "7171", ":7171"] {
+            assert_eq!(address(nearly).unwrap_err(), "write it as 127.0.0.1:7171");
+        }
+        for wrong in ["", "example.org:7171", "127.0.0.1", "70000"] {
+            assert!(address(wrong).unwrap_err().contains("127.0.0.1:7070"), "{wrong}");
         }
     }
 }

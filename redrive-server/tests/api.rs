@@ -6,7 +6,7 @@ mod support;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
-use redrive::store::{AuditFilter, AuditOutcome, Role};
+use redrive::store::{AuditFilter, AuditOutcome, Registration, Role};
 use serde_json::{Value, json};
 
 use support::Server;
@@ -268,6 +268,8 @@ fn what_is_wrong_is_said_as_a_problem() {
         ("POST", "/api/v1/methods/%ff/pause", "", 400, "not_understood"),
         ("GET", "/api/v1/tasks?after=seven", "", 400, "not_understood"),
         ("GET", "/api/v1/dead?limit=2&limit=3", "", 400, "not_understood"),
+        ("GET", "/api/v1/events?what=foo", "", 422, "invalid"),
+        ("GET", "/api/v1/events?what=", "", 422, "invalid"),
     ];
     for (method, path, body, status, code) in cases {
         let (got, kind, answer) = server.said(method, path, body);
@@ -275,6 +277,62 @@ fn what_is_wrong_is_said_as_a_problem() {
         let problem: Value = serde_json::from_str(&answer).unwrap();
         assert_eq!((&problem["code"], &problem["status"]), (&json!(code), &json!(status)), "{method} {path} {body}");
         assert!(!problem["detail"].as_str().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn a_field_of_the_wrong_type_is_named() {
+    let server = Server::start("");
+    for (body, named) in [
+        (json!({ "http": { "url": "https://example.org", "body": { "a": 1 } } }), "http.body: invalid type: map"),
+        (
+            json!({ "http": { "url": "https://example.org", "headers": { "x-a": 1 } } }),
+            "http.headers.x-a: invalid type",
+        ),
+        (json!({ "http": { "url": "https://example.org", "bdy": "x" } }), "http.bdy: unknown field"),
+        (json!({ "method": "m", "priority": 40_000 }), "priority: invalid value"),
+        (json!({ "method": "m", "delay": 300 }), "delay: invalid type"),
+        (json!({ "method": "m", "delay": "5 parsecs" }), "delay: "),
+        (json!({ "method": "m", "business_id": 7 }), "business_id: invalid type"),
+        (json!({ "method": "m", "policy": { "max_attempts": "many" } }), "policy: "),
+        (json!([1]), "invalid type: integer"),
+    ] {
+        let (status, problem) = server.json("POST", "/api/v1/tasks", &body);
+        let said = problem["detail"].as_str().unwrap();
+        assert!(status == 400 && said.contains(named), "{body}: {problem}");
+        let (_, _, line) = server.said("POST", "/api/v1/tasks/bulk", &body.to_string());
+        assert!(line.contains(named), "{line}");
+    }
+    let (_, _, broken) = server.said("POST", "/api/v1/tasks", "{\"http\": {\"url\" 7}}");
+    assert!(broken.contains("the body: expected `:` at line 1"), "no field is wrong: {broken}");
+    let (status, _, more) = server.said("POST", "/api/v1/tasks", "{\"method\": \"m\"} {}");
+    assert!(status == 400 && more.contains("the body: trailing characters"), "{more}");
+}
+
+/// The command line knows by it that the answer is redrive's and not that of something before it.
+#[test]
+fn every_answer_of_the_api_says_its_version() {
+    let server = Server::start("[server]\nmax_body = 1024");
+    let version = |token: &str, method: &str, path: &str, body: &str| {
+        let answer = server.api_as(token, method, path, "", body);
+        (answer.status, answer.header("redrive-version").to_owned())
+    };
+    let large = "x".repeat(2_000);
+    for (token, method, path, body, status) in [
+        (&*server.token, "GET", "/api/v1/overview", "", 200),
+        (&*server.token, "POST", "/api/v1/tasks", "{ \"method\": \"m\" }", 201),
+        (&*server.token, "POST", "/api/v1/tasks", "{", 400),
+        (&*server.token, "POST", "/api/v1/tasks", &*large, 413),
+        (&*server.token, "GET", "/api/v1/taskz", "", 404),
+        (&*server.token, "GET", "/api/v1", "", 404),
+        (&*server.token, "DELETE", "/api/v1/tasks", "", 405),
+        ("", "GET", "/api/v1/overview", "", 401),
+    ] {
+        let said = version(token, method, path, body);
+        assert_eq!(said, (status, env!("CARGO_PKG_VERSION").to_owned()), "{method} {path}");
+    }
+    for path in ["/healthz", "/login", "/api/v10/tasks"] {
+        assert_eq!(version("", "GET", path, "").1, "", "{path}");
     }
 }
 
@@ -338,6 +396,26 @@ fn it_is_alive_ready_and_counts() {
     server.json("POST", "/api/v1/tasks", &json!({ "method": "charge" }));
     assert!(server.said("GET", "/metrics", "").2.contains("redrive_insert_batch"));
     assert_eq!(server.json("GET", "/api/v1/nodes", &Value::Null).1["nodes"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_node_that_left_in_good_order_did_not_die() {
+    let server = Server::start("");
+    let store = server.store().await;
+    let now = store.now().await.unwrap();
+    let join = async |name: &str| {
+        let who = Registration { name: name.into(), ..Registration::default() };
+        store.register(&who, now).await.unwrap()
+    };
+    let (left, crashed, leaving) = (join("left").await, join("crashed").await, join("leaving").await);
+    store.announce_leave(left).await.unwrap();
+    store.retire(left).await.unwrap();
+    assert!(store.fence(crashed, 0).await.unwrap());
+    store.announce_leave(leaving).await.unwrap();
+    let (_, all) = server.json("GET", "/api/v1/nodes", &Value::Null);
+    let states: Vec<&str> =
+        all["nodes"].as_array().unwrap().iter().map(|node| node["state"].as_str().unwrap()).collect();
+    assert_eq!(states, ["alive", "left", "dead", "leaving"], "{all}");
 }
 
 #[test]
@@ -678,6 +756,10 @@ fn what_happens_is_told_as_it_happens() {
     assert!(told.find(|line| line.contains("event: enqueued")).is_some());
     let data = told.find(|line| line.contains("data:")).unwrap();
     assert!(data.contains(id.as_str().unwrap()) && data.contains("charge"), "{data}");
+    let (status, problem) = server.json("GET", "/api/v1/events?what=dead,foo", &Value::Null);
+    let said = problem["detail"].as_str().unwrap();
+    assert_eq!((status, &problem["errors"][0]["field"]), (422, &json!("what")), "{problem}");
+    assert!(said.contains("\"foo\"") && said.contains("half_open"), "it names what there is: {problem}");
 }
 
 #[test]

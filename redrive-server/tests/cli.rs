@@ -3,7 +3,7 @@
 #[allow(dead_code, reason = "shared by several tests")]
 mod support;
 
-use std::io::Write;
+use std::io::{BufRead as _, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
@@ -196,6 +196,25 @@ async fn many_are_counted_first_and_nothing_is_done_unasked() {
     }
 }
 
+/// By a person who does not want to wait for the end.
+#[tokio::test]
+async fn a_bulk_that_is_stopped_says_how_far_it_came() {
+    for place in Place::both() {
+        place.insert("charge", 100).await;
+        let mut command = place.command(&["task", "cancel", "--method", "charge", "--rate", "5", "--yes", "--json"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut first = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
+        assert!(first.contains("\"running\""), "{first}");
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        let said = Said::from(child.wait_with_output().unwrap());
+        assert_eq!(said.code, Some(130), "{}", said.err);
+        assert!(said.err.contains(" done, and perhaps the batch under way; the same command goes on"), "{}", said.err);
+        assert!(!said.err.contains(" 0 done"), "{}", said.err);
+        assert!((1..100).contains(&place.json(&["task", "ls", "--all"]).len()));
+    }
+}
+
 #[tokio::test]
 async fn either_ids_are_given_or_a_filter_or_all() {
     let place = Place::direct();
@@ -381,6 +400,9 @@ fn a_server_or_a_database_that_cannot_be_reached_is_told_from_a_failure() {
         assert!(!said.contains("hunter2"), "{said}");
     }
     place.fails(5, &["task", "ls", "--database", &format!("postgres://me@{free}/none")]);
+    let dir = format!("sqlite://{}", place.dir.display());
+    assert!(place.fails(5, &["status", "--database", &dir]).contains("is a directory"));
+    assert!(place.fails(5, &["status", "--database", &format!("{dir}/no/x.db")]).contains("no, which it is to be in,"));
     place.fails(2, &["task", "ls", "--server", "redrive.example.org"]);
     place.fails(2, &["task", "ls", "--server", "http://x", "--database", "sqlite://x.db"]);
     place.fails(2, &["task", "ls", "--token-file", "token"]);
@@ -409,6 +431,63 @@ async fn the_audit_says_who() {
         let pause = place.command(&["method", "pause", "charge"]).env("USER", "ada").output().unwrap();
         assert!(pause.status.success());
         assert_eq!(place.json(&["audit", "ls", "--action", "method."])[0]["who"], place.me());
+    }
+    // Where no shell has set USER.
+    let place = Place::direct();
+    let mut pause = place.command(&["method", "pause", "charge"]);
+    pause.env_remove("USER").env_remove("USERNAME").env("LOGNAME", "ada");
+    assert!(pause.status().unwrap().success());
+    assert_eq!(place.json(&["audit", "ls", "--action", "method."])[0]["who"], "ada");
+}
+
+#[test]
+fn a_database_that_was_not_there_is_not_made_in_silence() {
+    for args in [&["migrate"][..], &["status"]] {
+        let place = Place::direct();
+        assert!(place.run(args).err.contains("this is a new one"), "{args:?}");
+        assert!(!place.run(args).err.contains("new one"), "{args:?}");
+        assert!(!place.run(&[args, &["--database", "sqlite://named.db"]].concat()).err.contains("new one"), "{args:?}");
+    }
+}
+
+/// A database that has work to do is not measured by mistake.
+#[test]
+fn it_is_measured_on_a_database_of_its_own() {
+    let place = Place::direct();
+    place.ok(&["bench", "enqueue", "--tasks", "64", "--runs", "1"]);
+    assert!(place.dir.join("redrive-bench.db").exists() && !place.dir.join("redrive.db").exists());
+    assert!(place.ok(&["bench", "--help"]).contains("sqlite://redrive-bench.db"));
+}
+
+#[test]
+fn a_saga_that_is_not_there_is_told_from_a_failure() {
+    let place = Place::served();
+    assert!(place.fails(3, &["saga", "kill", "trip-7"]).contains("trip-7"));
+    place.fails(3, &["saga", "retry", "trip-7", "--json"]);
+    place.fails(1, &["saga", "retry", "trip-7", "trip-8"]);
+}
+
+#[test]
+fn an_address_that_is_taken_or_is_none_is_told_with_what_helps() {
+    let place = Place::served();
+    let taken = &place.server.as_ref().unwrap().address;
+    let said = place.fails(1, &["serve", "--database", "sqlite::memory:", "--listen", taken]);
+    let told = said.lines().filter(|line| line.starts_with("redrive: ")).collect::<Vec<_>>();
+    assert!(told.len() == 1 && told[0].starts_with(&format!("redrive: listening on {taken}: ")), "{said}");
+    assert!(told[0].ends_with("is a server running already? `--listen` takes another address"), "{said}");
+    assert!(place.fails(2, &["serve", "--listen", "localhost:7171"]).contains("write it as 127.0.0.1:7171"));
+}
+
+/// Each by the name that the list has for it.
+#[test]
+fn gates_of_the_same_host_are_told_apart() {
+    for place in Place::both() {
+        let gates = ["http:pay.example:443", "saga.http:pay.example:443"];
+        gates.iter().for_each(|gate| _ = place.ok(&["gate", "hold", gate, "open"]));
+        let listed = place.ok(&["gate", "ls"]);
+        gates.iter().for_each(|gate| assert!(listed.contains(&format!("| {gate} ")), "{listed}"));
+        gates.iter().for_each(|gate| assert!(place.ok(&["gate", "release", gate]).starts_with(&format!("{gate}: "))));
+        place.fails(2, &["gate", "reset", "pay.example:443"]);
     }
 }
 
@@ -458,13 +537,38 @@ async fn tired() -> String {
         let n = asked.fetch_add(1, Ordering::Relaxed);
         let taken: String = body.lines().map(|_| "{ \"id\": \"7\", \"existed\": false }\n").collect();
         let tired = "{ \"status\": 503, \"detail\": \"it is tired\" }".to_owned();
-        async move { if n < 2 { (StatusCode::OK, taken) } else { (StatusCode::SERVICE_UNAVAILABLE, tired) } }
+        let (status, said) = if n < 2 { (StatusCode::OK, taken) } else { (StatusCode::SERVICE_UNAVAILABLE, tired) };
+        async move { (status, [("redrive-version", "0")], said) }
     };
-    let router = axum::Router::new().route("/api/v1/tasks/bulk", post(take));
+    answering(axum::Router::new().route("/api/v1/tasks/bulk", post(take))).await
+}
+
+/// Where this is answered from now on.
+async fn answering(router: axum::Router) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, router).await });
     format!("http://{address}")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_another_server_answers_is_not_taken_for_success() {
+    let place = Place::direct();
+    let other = answering(axum::Router::new().fallback(|| async { "{}" })).await;
+    for args in [
+        &["task", "retry", "123"][..],
+        &["task", "cancel", "--all", "--yes"],
+        &["task", "ls"],
+        &["method", "pause", "charge"],
+        &["token", "revoke", "7"],
+    ] {
+        let said = place.run(&[args, &["--server", &other]].concat());
+        assert_eq!((said.code, &*said.out), (Some(5), ""), "{args:?}");
+        assert!(said.err.contains("200 OK was answered, by something that is no redrive server"), "{}", said.err);
+    }
+    let refuses = || async { (StatusCode::NOT_FOUND, "{ \"detail\": \"Not Found\" }") };
+    let other = answering(axum::Router::new().fallback(refuses)).await;
+    assert!(place.fails(5, &["task", "show", "123", "--server", &other]).contains("no redrive server"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -548,7 +652,7 @@ fn the_exit_codes_are_in_the_help_and_in_the_docs() {
     let docs = include_str!("../../docs/operate/cli.md");
     let codes = help.split_once("Exit codes:").unwrap().1.lines().filter_map(|line| line.trim().split_once("  "));
     let rows: Vec<String> = codes.map(|(code, meaning)| format!("| {code} | {meaning} |")).collect();
-    assert_eq!(rows.len(), 6);
+    assert_eq!(rows.len(), 7);
     rows.iter().for_each(|row| assert!(docs.contains(row), "{row}"));
 }
 

@@ -157,7 +157,7 @@ fn node_ls_shows_who_is_alive() {
     assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
     assert!(child.wait().unwrap().success());
     assert!(list(&["node", "ls"]).contains("no node is alive"));
-    assert!(list(&["node", "ls", "--all", "--json"]).contains("\"state\":\"dead\""));
+    assert!(list(&["node", "ls", "--all", "--json"]).contains("\"state\":\"left\""));
 }
 
 /// Somebody holds SQLite's one writer, so the stop cannot be written down and waits.

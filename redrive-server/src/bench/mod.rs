@@ -18,13 +18,17 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::{DEFAULT, line};
+use crate::cli::line;
 use raw::Raw;
 use targets::By;
 
+/// Not that of `serve`.
+const DEFAULT: &str = "sqlite://redrive-bench.db";
+
 #[derive(Args, Debug)]
 pub(crate) struct Bench {
-    /// The database; one that nothing else works on. That of redrive.toml, which has work to do, is not taken.
+    /// The database; one that nothing else works on. That of redrive.toml, or of `serve` in this directory, which has work to do, is
+    /// not taken.
     #[arg(long, value_name = "URL", env = "REDRIVE_DATABASE", hide_env_values = true, default_value = DEFAULT)]
     database: String,
     /// What to measure; several may be given.

@@ -18,10 +18,10 @@ use serde_json::{Map, Value};
 use tower::ServiceExt as _;
 use url::Url;
 
+use super::Database;
 use super::failure::Failure;
 use super::out::{Out, aside};
-use super::{DEFAULT, DEFAULT_FILE, Database};
-use crate::server::{API, App, Caller};
+use crate::server::{API, App, Caller, VERSION};
 
 /// A server that is not there is noticed after this.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -68,8 +68,7 @@ impl Where {
             None => {
                 let settings = self.database.settings().map_err(Failure::from)?;
                 // Whoever meant a server, or another directory, should know what they look at.
-                let is_named = self.database.database.is_some() || settings.database.as_str() != DEFAULT;
-                if !is_named && !Path::new(DEFAULT_FILE).exists() {
+                if self.database.is_new_here(&settings) {
                     aside(NEW_HERE);
                 }
                 Ok(Api::Here(Here::new(settings, self.name()).await?))
@@ -86,7 +85,7 @@ impl Where {
     }
 
     fn name(&self) -> String {
-        let login = || variable("USER").or_else(|| variable("USERNAME"));
+        let login = || ["USER", "LOGNAME", "USERNAME"].iter().find_map(|name| variable(name));
         self.by.clone().or_else(login).unwrap_or_else(|| "unknown".into())
     }
 }
@@ -216,6 +215,19 @@ fn without_password(address: &str) -> &str {
     address.rsplit('@').next().unwrap_or_default()
 }
 
+/// Why there can be no file for a database of SQLite, if that is so: it says itself that it could not be opened, and no more.
+fn no_file(url: &str) -> Option<Failure> {
+    let file = url.strip_prefix("sqlite:")?;
+    let file = Path::new(file.strip_prefix("//").unwrap_or(file).split('?').next()?);
+    let of = file.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let why = match of {
+        _ if file.is_dir() => format!("{} is a directory, not a file", file.display()),
+        Some(dir) if !dir.is_dir() => format!("the directory {}, which it is to be in, does not exist", dir.display()),
+        _ => return None,
+    };
+    Some(Failure::new(Failure::UNREACHABLE, format!("the database {url} could not be opened: {why}")))
+}
+
 /// An error with its causes, in one line.
 fn causes(e: &dyn std::error::Error) -> String {
     let mut said = e.to_string();
@@ -266,13 +278,19 @@ impl Server {
             Failure::new(Failure::UNREACHABLE, format!("{server} could not be reached: {}", causes(&e)))
         };
         let answer = self.client.execute(request).await.map_err(unreachable)?;
-        Ok(axum::http::Response::from(answer).map(Body::new))
+        // Anything may answer with a success: what was asked for is only done if a redrive server says so.
+        match answer.headers().contains_key(&VERSION) {
+            true => Ok(axum::http::Response::from(answer).map(Body::new)),
+            false => Err(Failure::of_another(answer.status())),
+        }
     }
 }
 
 impl Here {
     async fn new(settings: Settings, name: String) -> Result<Self, Failure> {
-        let store = Store::open_with(settings.database.as_str(), settings.store_options()?).await?;
+        let url = settings.database.as_str();
+        let opened = Store::open_with(url, settings.store_options()?).await;
+        let store = opened.map_err(|e| no_file(url).unwrap_or_else(|| e.into()))?;
         let router = App::local(store, settings).await?;
         Ok(Self { router, caller: Caller { name, role: Role::Admin } })
     }

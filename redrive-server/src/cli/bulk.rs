@@ -85,7 +85,13 @@ impl Many {
                 _ => agreed(&action.would(&found))?,
             }
         }
-        let last = follow(api, &path, &body, out, bar(shows, total)).await?;
+        let (mut last, bar) = (Value::Null, bar(shows, total));
+        let went = tokio::select! {
+            went = follow(api, &path, &body, out, &bar, &mut last) => went,
+            Ok(()) = tokio::signal::ctrl_c() => Err(interrupted(&last).into()),
+        };
+        bar.finish_and_clear();
+        went?;
         finished(&action, &last, !is_filter, out)
     }
 
@@ -158,21 +164,36 @@ fn bar(shows: bool, total: Option<u64>) -> ProgressBar {
     bar
 }
 
-/// Does it, and shows how far it is; its last line.
-async fn follow(api: &Api, path: &[&str], body: &Query, out: Out, bar: ProgressBar) -> anyhow::Result<Value> {
+/// Does it, and shows how far it is. `last` is the line that came last, also if it is broken off.
+async fn follow(
+    api: &Api,
+    path: &[&str],
+    body: &Query,
+    out: Out,
+    bar: &ProgressBar,
+    last: &mut Value,
+) -> anyhow::Result<()> {
     let mut lines = api.post_for_lines(path, json!(body).to_string()).await?;
     while let Some(said) = lines.next().await? {
         if out.json {
             heard_or_not(line(&said))?;
         }
         bar.set_position(reached(&said));
-        if text(&said, "state") != "running" {
-            bar.finish_and_clear();
-            return Ok(said);
+        *last = said;
+        if text(last, "state") != "running" {
+            return Ok(());
         }
     }
-    bar.finish_and_clear();
     Err(broken_off().into())
+}
+
+/// A server notices that nobody listens any more, and stops after the batch under way: of that nothing is known here.
+fn interrupted(last: &Value) -> Failure {
+    let said = format!(
+        "stopped by Ctrl-C: {}, and perhaps the batch under way; the same command goes on with the rest",
+        outcome(last)
+    );
+    Failure::new(Failure::INTERRUPTED, said)
 }
 
 pub(super) fn broken_off() -> Failure {

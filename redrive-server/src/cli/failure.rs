@@ -21,6 +21,8 @@ impl Failure {
     pub(super) const NOT_FOUND: u8 = 3;
     pub(super) const NOT_ALLOWED: u8 = 4;
     pub(super) const UNREACHABLE: u8 = 5;
+    /// As shells have it: 128, and the number of the signal.
+    pub(super) const INTERRUPTED: u8 = 130;
 
     /// What is said may come from a service: no terminal obeys it.
     pub(super) fn new(code: u8, said: impl Into<String>) -> Self {
@@ -54,10 +56,18 @@ impl Failure {
         let problem: Value = serde_json::from_slice(body).unwrap_or_default();
         match problem.get("detail").and_then(Value::as_str) {
             Some(_) => Self::of(&problem),
-            None => {
-                Self::new(code_of(status), format!("{status} was answered, by something that is no redrive server"))
-            }
+            None => Self::of_another(status),
         }
+    }
+
+    /// What was answered by something else: what it has done, or has not, says nothing about what was asked for.
+    pub(super) fn of_another(status: StatusCode) -> Self {
+        let code = match code_of(status) {
+            Self::NOT_FOUND => Self::UNREACHABLE,
+            _ if status.is_success() => Self::UNREACHABLE,
+            code => code,
+        };
+        Self::new(code, format!("{status} was answered, by something that is no redrive server"))
     }
 
     /// A problem of the API.
@@ -151,7 +161,9 @@ mod tests {
 
     #[test]
     fn what_is_not_from_the_api_is_not_taken_for_it() {
-        let failure = Failure::answered(StatusCode::BAD_GATEWAY, b"<html>");
-        assert!(failure.code == Failure::UNREACHABLE && failure.said.contains("no redrive server"));
+        for (status, code) in [(502, Failure::UNREACHABLE), (404, Failure::UNREACHABLE), (403, Failure::NOT_ALLOWED)] {
+            let failure = Failure::answered(StatusCode::from_u16(status).unwrap(), b"<html>");
+            assert!(failure.code == code && failure.said.contains("no redrive server"), "{status}");
+        }
     }
 }

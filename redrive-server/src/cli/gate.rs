@@ -1,7 +1,7 @@
 //! `redrive gate`: which targets are held back, and what a person decides about one.
 
 use clap::{Subcommand, ValueEnum};
-use redrive::Timestamp;
+use redrive::{Lane, Timestamp};
 use serde_json::{Value, json};
 
 use super::Run;
@@ -41,7 +41,7 @@ pub(super) enum Held {
 }
 
 const COLUMNS: &[Column] = &[
-    ("gate", |gate, _| short(gate, "name")),
+    ("gate", |gate, _| name(gate)),
     ("state", |gate, _| state(gate)),
     ("since", |gate, now| when(gate, "changed_at", now)),
     ("open until", |gate, now| open_until(gate, now)),
@@ -73,8 +73,18 @@ impl Run for Command {
 
 async fn act(gate: &str, verb: &str, body: &Value, api: &Api, out: Out) -> anyhow::Result<()> {
     let after = api.post(&["gates", gate, verb], body).await?;
-    let said = format!("{}: {}; nodes follow within their beat", text(&after, "name"), state(&after));
+    let said = format!("{}: {}; nodes follow within their beat", name(&after), state(&after));
     Ok(out.say(&after, said)?)
+}
+
+/// As commands take it: tasks and sagas each have a gate of their own for the same host, and its lane tells which it is.
+fn name(gate: &Value) -> String {
+    let (name, lane) = (text(gate, "name"), gate.get("lane").and_then(Value::as_i64));
+    let is_of = |method: &str| lane == Some(Lane::part(method, &name).0.into());
+    match [crate::http::METHOD, crate::saga::METHOD].iter().find(|method| is_of(method)) {
+        Some(method) => format!("{method}:{name}"),
+        None => name,
+    }
 }
 
 /// When it lets something through by itself. One that is held does not.
@@ -93,6 +103,14 @@ fn state(gate: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gates_of_the_same_host_are_told_apart() {
+        let gate = |lane: Lane, name: &str| json!({ "lane": lane, "name": name });
+        let of = |method: &str| name(&gate(Lane::part(method, "pay.example:443"), "pay.example:443"));
+        assert_eq!([of("http"), of("saga.http")], ["http:pay.example:443", "saga.http:pay.example:443"]);
+        assert_eq!(name(&gate(Lane::of("http.billing"), "http.billing")), "http.billing");
+    }
 
     #[test]
     fn a_gate_that_is_held_opens_at_no_time() {

@@ -32,7 +32,7 @@ mod settings;
 mod task;
 mod token;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
@@ -56,7 +56,8 @@ Exit codes:
   2  wrong usage, or a value that is not valid
   3  there is no such thing
   4  not allowed: no token, a wrong one, or one of too low a role
-  5  the server or the database could not be reached";
+  5  the server or the database could not be reached
+  130  stopped with Ctrl-C; what was done by then is done";
 
 /// redrive makes failed calls good: durable retries, dead letters, and the people behind them.
 ///
@@ -159,8 +160,11 @@ impl<C: Args + Run> Alone<C> {
 }
 
 /// Where it is if nobody says so.
-pub(crate) const DEFAULT: &str = "sqlite://redrive.db";
+const DEFAULT: &str = "sqlite://redrive.db";
 const DEFAULT_FILE: &str = "redrive.db";
+
+const NEW_HERE: &str = "no database was named, and there was no redrive.db in this directory: this is a new one (--database URL names \
+                        another)";
 
 /// Which database, and which settings beside it. What is said on the command line wins over the environment, that over the
 /// file, and that over what is built in: for every command the same.
@@ -192,8 +196,17 @@ impl Database {
         self.config.config.clone().or_else(|| Some(PathBuf::from("redrive.toml")).filter(|file| file.exists()))
     }
 
+    /// Whether nobody has named one, and that of this directory is still to be made.
+    fn is_new_here(&self, settings: &Settings) -> bool {
+        let is_named = self.database.is_some() || settings.database.as_str() != DEFAULT;
+        !is_named && !Path::new(DEFAULT_FILE).exists()
+    }
+
     pub(crate) async fn open(&self) -> redrive::Result<Store> {
         let settings = self.settings()?;
+        if self.is_new_here(&settings) {
+            aside(NEW_HERE);
+        }
         Store::open_with(settings.database.as_str(), settings.store_options()?).await
     }
 }

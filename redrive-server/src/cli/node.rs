@@ -11,7 +11,7 @@ use super::out::{Column, Out, short, span, text, time, when};
 pub(super) enum Command {
     /// List the nodes: who is alive, since when, and what each handles.
     Ls {
-        /// Also those that have stopped or died; they are there for a day.
+        /// Also those that have stopped or died; they are there for a week.
         #[arg(long)]
         all: bool,
     },
@@ -23,7 +23,7 @@ const COLUMNS: &[Column] = &[
     ("state", |node, _| text(node, "state")),
     ("last beat", |node, now| when(node, "beat_at", now)),
     ("up for", |node, now| match time(node, "started_at") {
-        Some(since) if text(node, "state") != "dead" => span(now.since(since)),
+        Some(since) if !is_gone(node) => span(now.since(since)),
         _ => String::new(),
     }),
     ("build", |node, _| text(node, "build")),
@@ -35,10 +35,14 @@ impl Run for Command {
         let Self::Ls { all } = self;
         let answer = api.get(&["nodes"], &Query::new()).await?;
         let nodes = answer.get("nodes").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-        let shown: Vec<Value> = nodes.iter().filter(|node| all || text(node, "state") != "dead").cloned().collect();
+        let shown: Vec<Value> = nodes.iter().filter(|node| all || !is_gone(node)).cloned().collect();
         let none = "no node is alive; start one with `redrive serve`, or see stopped ones with --all";
         Ok(out.list(&shown, COLUMNS, none)?)
     }
+}
+
+fn is_gone(node: &Value) -> bool {
+    matches!(text(node, "state").as_str(), "left" | "dead")
 }
 
 /// One under the other: there may be many.

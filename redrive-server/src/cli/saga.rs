@@ -177,6 +177,9 @@ impl Which {
         if let (Some(note), Some(act)) = (self.note, act.as_object_mut()) {
             act.insert("note".into(), note.into());
         }
+        if let ([id], false) = (self.ids.as_slice(), self.dry_run) {
+            return one_alone(api, out, id, &act).await;
+        }
         let body = |dry_run: bool| {
             json!({
                 "ids": self.ids, "state": self.all_of_state, "name": self.all_of_name, "dry_run": dry_run, "act": act,
@@ -197,6 +200,12 @@ impl Which {
         let (n, last) = follow(api, &body(self.dry_run), each).await?;
         finished(n, &last, out)
     }
+}
+
+/// Just one has an answer of its own, which says whether there is such a saga.
+async fn one_alone(api: &Api, out: Out, id: &str, act: &Value) -> anyhow::Result<()> {
+    api.post(&["sagas", id, "actions"], act).await?;
+    Ok(said(&json!({ "id": id, "state": "done" }), out)?)
 }
 
 /// What a saga is once that is done to it.

@@ -169,8 +169,10 @@ impl Retryable for HttpCall {
 
     fn meets(&self, answer: &Answer, condition: &str) -> bool {
         let headers = serde_json::to_value(&answer.headers).unwrap_or_default();
-        let result = self.result(answer).unwrap_or_default();
         let (status, body) = (Value::from(answer.status), answer.body_value());
+        let mut result = self.result(answer).unwrap_or_default();
+        // What is kept has the text.
+        result.as_object_mut().into_iter().for_each(|result| _ = result.insert("body".into(), body.clone()));
         let variables = [("status", &status), ("headers", &headers), ("body", &body), ("result", &result)];
         condition::holds(condition, &variables)
     }
@@ -279,10 +281,22 @@ mod tests {
     fn a_condition_sees_the_whole_answer() {
         let headers = [("x-state".to_owned(), "done".to_owned())].into();
         let answer = Answer { status: 409, headers, body: Some(r#"{"ok": true}"#.into()), ..Answer::default() };
-        for holds in ["status == 409", "body.ok", "headers['x-state'] == 'done'", "result.status == 409 && body.ok"] {
+        for holds in [
+            "status == 409",
+            "body.ok",
+            "headers['x-state'] == 'done'",
+            "result.status == 409 && body.ok",
+            "result.body.ok && result.headers['x-state'] == 'done'",
+            "result.body == body",
+        ] {
             assert!(plain().meets(&answer, holds), "{holds}");
         }
         assert!(!plain().meets(&answer, "status < 300") && !plain().meets(&answer, "body.missing"));
+        assert_eq!(plain().result(&answer).unwrap()["body"], r#"{"ok": true}"#, "it is kept as it came");
+        for body in [None, Some("fine".to_owned())] {
+            let answer = Answer { status: 200, body, ..Answer::default() };
+            assert!(plain().meets(&answer, "result.body == body"), "{answer:?}");
+        }
     }
 
     #[test]

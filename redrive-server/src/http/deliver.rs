@@ -17,7 +17,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use redrive::gate::GateConfig;
 use redrive::{Builder, Clock, Context, Error, ErrorKind, HttpSettings, Kind, MethodOptions, Result, Settings};
-use reqwest::header::{HeaderMap, LOCATION};
+use reqwest::header::{CONTENT_LENGTH, HeaderMap, LOCATION};
 use reqwest::{Client, Method, StatusCode, Url};
 use rustls_platform_verifier::BuilderVerifierExt;
 
@@ -228,6 +228,9 @@ impl HttpDelivery {
         let mut request = client.request(hop.method.clone(), hop.url.clone()).headers(hop.headers.clone());
         if !hop.body.is_empty() {
             request = request.body(hop.body.clone());
+        } else if matches!(hop.method, Method::POST | Method::PUT | Method::PATCH) {
+            // A body is expected of these: some servers answer 411 if it is not said that there is none.
+            request = request.header(CONTENT_LENGTH, 0);
         }
         request.send().await.map_err(|e| DeliveryError::of(&e.without_url(), &hop.url))
     }

@@ -179,7 +179,7 @@ struct NodeShown {
     number: NodeNumber,
     name: String,
     build: String,
-    /// `alive`, `leaving` or `dead`.
+    /// `alive`, `leaving`, `left` (it stopped in good order) or `dead` (it did not).
     state: &'static str,
     methods: Vec<String>,
     /// How many of the 64 shards it looks after, by method, if nodes find each other by the database.
@@ -200,13 +200,21 @@ async fn nodes(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<Nodes>
         number: n.number,
         name: n.registration.name.clone(),
         build: n.registration.build.clone(),
-        state: state(n),
+        state: told(n),
         methods: n.registration.methods.clone(),
         shards: n.registration.methods.iter().map(|m| (m.clone(), n.shards(m, &nodes).len())).collect(),
         beat_at: n.beat_at,
         started_at: n.started_at,
     });
     Ok(Shows(Nodes { nodes: shown.collect() }))
+}
+
+/// As the API tells it: who has left in good order is not among those that died.
+fn told(node: &Node) -> &'static str {
+    match state(node) {
+        "dead" if node.leaving => "left",
+        state => state,
+    }
 }
 
 pub(crate) fn state(node: &Node) -> &'static str {

@@ -43,6 +43,26 @@ const MOST_OF_ONE: usize = 20;
 /// Streams in all, however few connections there may be.
 const FEWEST: usize = 4;
 
+/// What can be asked for.
+const WORDS: [&str; 16] = [
+    "enqueued",
+    "claimed",
+    "started",
+    "done",
+    "failed",
+    "postponed",
+    "cancelled",
+    "dead",
+    "rescued",
+    "lost",
+    "fenced",
+    "open",
+    "half_open",
+    "closed",
+    "probe",
+    "saga",
+];
+
 /// How many streams there are, by the name of the token.
 #[derive(Debug, Default)]
 pub(super) struct Listeners(Mutex<HashMap<String, usize>>);
@@ -109,6 +129,15 @@ struct Wanted {
 }
 
 impl Wanted {
+    /// Who asks for what there is not would hear nothing for ever.
+    fn check(&self) -> redrive::Result<()> {
+        let mut asked = self.what.iter().flat_map(|what| what.split(',')).map(str::trim);
+        match asked.find(|word| !WORDS.contains(word)) {
+            Some(word) => Err(redrive::Error::invalid("what", format!("{word:?} is none of {}", WORDS.join(", ")))),
+            None => Ok(()),
+        }
+    }
+
     fn takes(&self, event: &Event) -> bool {
         let (what, method) = match event {
             Event::Task { what, method, .. } => (what, Some(method)),
@@ -136,6 +165,7 @@ async fn events(
     Asked(wanted): Asked<Wanted>,
     parts: Parts,
 ) -> Answer<impl IntoResponse> {
+    wanted.check()?;
     let receiver = app.engine()?.events();
     let place = Place::take(&app, who.name)?;
     let until = Box::pin(ended(app, parts));

@@ -32,8 +32,19 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
 
 /// JSON as what it should be.
 pub(super) fn understood<T: DeserializeOwned>(what: &str, json: &[u8]) -> Result<T, Problem> {
-    let wrong = |e| Problem::new(StatusCode::BAD_REQUEST, "not_understood", format!("{what}: {e}"));
+    let wrong = |e: serde_json::Error| {
+        let place = Some(&e).filter(|e| e.is_data()).and_then(|_| place::<T>(json));
+        let place = place.map_or_else(String::new, |place| format!("{place}: "));
+        Problem::new(StatusCode::BAD_REQUEST, "not_understood", format!("{what}: {place}{e}"))
+    };
     serde_json::from_slice(json).map_err(wrong)
+}
+
+/// The field that is wrong, as `http.body`; none if it is the whole. It is read once more for that, so that only what is wrong pays for it.
+fn place<T: DeserializeOwned>(json: &[u8]) -> Option<String> {
+    let mut json = serde_json::Deserializer::from_slice(json);
+    let wrong = serde_path_to_error::deserialize::<_, T>(&mut json).err()?;
+    Some(wrong.path().to_string()).filter(|place| place != ".")
 }
 
 /// What a person says about what they do.

@@ -47,7 +47,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use redrive::guard::Guards;
@@ -65,6 +65,9 @@ pub(crate) use auth::Caller;
 
 /// Where the API begins.
 pub(crate) const API: &str = "/api/v1";
+
+/// Which version answers: in every answer of the API, so that it is known for redrive's own.
+pub(crate) const VERSION: axum::http::HeaderName = axum::http::HeaderName::from_static("redrive-version");
 
 /// What is a stream must not be gathered by a proxy: nginx, and others after it, listen to this.
 const UNBUFFERED: [(axum::http::HeaderName, &str); 1] =
@@ -299,6 +302,7 @@ fn router(app: App, limits: &ServerSettings) -> Router {
         .layer(axum::extract::DefaultBodyLimit::max(limits.max_body))
         // For the whole of a body: who sends a byte now and then would otherwise keep its place for years.
         .layer(tower_http::timeout::RequestBodyDeadlineLayer::new(limits.request_timeout))
+        .layer(axum::middleware::from_fn(versioned))
         .with_state(app)
 }
 
@@ -310,6 +314,18 @@ pub(crate) async fn in_time(
 ) -> Response {
     let answer = tokio::time::timeout(limit, next.run(request)).await;
     answer.unwrap_or_else(|_| problem::too_slow().into_response())
+}
+
+/// What is below the API says which version it is from, be it an error or that there is no such route.
+async fn versioned(request: Request, next: axum::middleware::Next) -> Response {
+    let below = request.uri().path().strip_prefix(API);
+    let is_api = below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    let mut answer = next.run(request).await;
+    if is_api {
+        let version = HeaderValue::from_static(env!("CARGO_PKG_VERSION"));
+        answer.headers_mut().insert(VERSION, version);
+    }
+    answer
 }
 
 fn no_engine() -> Problem {

@@ -157,6 +157,26 @@ async fn without_a_key_the_id_is_one_and_the_caller_s_own_wins() {
 }
 
 #[tokio::test]
+async fn that_there_is_no_body_is_said_where_one_is_expected() {
+    let (world, service) = (World::new(LOOPBACK).await, Service::start().await);
+    let to = |method: &str, path: &str| HttpRequest { method: method.into(), ..HttpRequest::post(service.url(path)) };
+    for method in ["POST", "put", "PATCH", "GET", "DELETE"] {
+        world.deliver(world.call(to(method, "/echo"))).await;
+    }
+    world.deliver(world.call(to("POST", "/echo").with_body("two"))).await;
+    world.deliver(world.call(to("POST", "/redirect/303?/echo"))).await;
+    world.deliver(world.call(to("POST", "/redirect/307?/echo"))).await;
+    let seen = service.seen();
+    let of = |seen: &service::Seen| (seen.method.to_string(), seen.header("content-length").map(str::to_owned));
+    let said: Vec<_> = seen.iter().map(of).collect();
+    let said: Vec<_> = said.iter().map(|(method, length)| (method.as_str(), length.as_deref())).collect();
+    assert_eq!(said[..3], [("POST", Some("0")), ("PUT", Some("0")), ("PATCH", Some("0"))]);
+    assert_eq!(said[3..6], [("GET", None), ("DELETE", None), ("POST", Some("3"))]);
+    assert_eq!(said[6..8], [("POST", Some("0")), ("GET", None)], "303");
+    assert_eq!(said[8..], [("POST", Some("0")), ("POST", Some("0"))], "307");
+}
+
+#[tokio::test]
 async fn retry_after_is_not_shortened() {
     let (world, service) = (World::new(LOOPBACK).await, Service::start().await);
     let wait = async |path: &str| match world.outcome(HttpRequest::post(service.url(path))).await {
@@ -368,6 +388,7 @@ async fn a_condition_judges_the_answer() {
     assert!(matches!(outcome(200, "body.ok && status < 300").await, Became::Done));
     assert!(matches!(outcome(409, "status == 409 || status < 300").await, Became::Done), "it alone decides");
     assert!(matches!(outcome(200, "headers['x-state'] == 'done'").await, Became::Done));
+    assert!(matches!(outcome(200, "result.body.ok && result.status == 200").await, Became::Done));
     let unmet = outcome(200, "body.state == 'paid'").await;
     assert_eq!(unmet.waiting().0, "unmet");
     assert!(unmet.waiting().1.contains("200 OK"), "{unmet:?}");
