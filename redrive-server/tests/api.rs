@@ -139,6 +139,17 @@ fn a_caller_can_wait_for_the_first_try() {
     assert_eq!(got.iter().take(3).count(), 3);
 }
 
+#[test]
+fn who_waits_waits_for_a_paused_method_too() {
+    let (port, got) = flaky();
+    let server = Server::start("[http]\nallow = ['127.0.0.0/8']");
+    assert_eq!(server.json("POST", "/api/v1/methods/http/pause", &json!({})).0, 200);
+    let new = json!({ "http": { "url": format!("http://127.0.0.1:{port}/") }, "wait": true });
+    let (status, held) = server.json("POST", "/api/v1/tasks", &new);
+    assert_eq!((status, &held["state"], &held["error"]), (202, &json!("deferred"), &json!("its method is paused")));
+    assert!(got.try_recv().is_err(), "nothing was sent");
+}
+
 /// What is enqueued under a key and what is waited for under it are the same task.
 #[test]
 fn a_key_holds_for_who_waits_as_for_who_enqueues() {

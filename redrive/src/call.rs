@@ -22,7 +22,7 @@ use crate::classify::{Class, Failure, Kind};
 use crate::clock::{Stopwatch, Timestamp, pause};
 use crate::context::{Context, Inline};
 use crate::crypt::Keyring;
-use crate::engine::{Engine, Verdict, log_end, panicked, random};
+use crate::engine::{Back, Engine, Verdict, log_end, panicked, random};
 use crate::error::{Error, Result};
 use crate::id::TaskId;
 use crate::new_task::NewTask;
@@ -64,7 +64,7 @@ pub(crate) fn judge<C: Retryable>(call: &C, cx: &Context<'_>, policy: &Policy, e
         Ok(value) | Err(Cause::Unmet(value) | Cause::Untold(value)) => call.unmet(value),
         Err(Cause::Timeout(limit)) => Verdict::Failed(Failure::retry(Kind::TIMEOUT, no_result(*limit))),
         Err(Cause::Panic(said)) => Verdict::Failed(Failure::retry(Kind::PANIC, said)),
-        Err(untried @ (Cause::Held(_) | Cause::Expired(_))) => {
+        Err(untried @ (Cause::Held(_) | Cause::Paused | Cause::Expired(_))) => {
             Verdict::Failed(Failure::retry(Kind::of("not_ready"), untried.to_string()))
         }
         Err(Cause::Error(e)) => call.classify(e),
@@ -165,7 +165,7 @@ impl Engine {
         if let Some(deadline) = first.deadline.filter(|deadline| *deadline <= self.now()) {
             return Box::pin(self.call_too_late(&call, persist, deadline)).await;
         }
-        if self.has_gates() {
+        if self.may_hold_back() {
             return Box::pin(self.call_through_gate(&call, persist, &first)).await;
         }
         if persist == Persist::Always {
@@ -184,13 +184,14 @@ impl Engine {
         }
     }
 
-    /// The same where a gate may be in the way: while it is open nothing is tried, and the call is written down if its strategy
-    /// writes anything at all.
+    /// The same where a gate or a pause may be in the way: while it is, nothing is tried, and the call is written down if its
+    /// strategy writes anything at all.
     async fn call_through_gate<C: Retryable>(&self, call: &C, persist: Persist, first: &FirstTry) -> Called<C> {
         let part = call.part();
         let inline = match self.pass_inline(call.method(), part.as_deref()).await {
             Ok(inline) => inline,
-            Err(until) => return self.hold_back(call, persist, until).await,
+            Err(Back::Paused) => return self.hold_back(call, persist, Cause::Paused).await,
+            Err(Back::Gate(until)) => return self.hold_back(call, persist, Cause::Held(until)).await,
         };
         let started = Stopwatch::start();
         if persist == Persist::Always {
@@ -207,8 +208,12 @@ impl Engine {
         self.call_tried(call, &cx, persist, policy, outcome, ended).await
     }
 
-    async fn hold_back<C: Retryable>(&self, call: &C, persist: Persist, until: Option<Timestamp>) -> Called<C> {
-        let cause = Cause::Held(until);
+    async fn hold_back<C: Retryable>(
+        &self,
+        call: &C,
+        persist: Persist,
+        cause: Cause<C::Output, C::Error>,
+    ) -> Called<C> {
         match persist {
             Persist::Never => return Err(CallError::Rejected { cause }),
             Persist::Manual => return Err(CallError::Failed { cause }),

@@ -63,6 +63,8 @@ pub enum Cause<T, E> {
     Panic(String),
     /// It was not tried: what it calls is down, and its [gate](crate::gate) is open until then, if that is known.
     Held(Option<Timestamp>),
+    /// It was not tried: people have [paused](crate::Engine::pause) its method.
+    Paused,
     /// It was not tried: its deadline, which this is, was over.
     Expired(Timestamp),
 }
@@ -103,6 +105,7 @@ impl<T, E: fmt::Display> fmt::Display for Cause<T, E> {
             Self::Timeout(limit) => f.write_str(&no_result(*limit)),
             Self::Panic(said) => f.write_str(said),
             Self::Held(Some(until)) => write!(f, "what it calls is down; it is held back until {until}"),
+            Self::Paused => f.write_str("its method is paused"),
             Self::Expired(deadline) => write!(f, "its deadline was over before it began, at {deadline}"),
             Self::Held(None) => {
                 f.write_str("its gate lets nothing through now: it is probed, or held open by a person")

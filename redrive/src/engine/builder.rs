@@ -264,6 +264,7 @@ impl Builder {
             signals,
             gates: Gates::default(),
             has_gates,
+            has_pauses: AtomicBool::new(false),
             wake: Wake::default(),
             stopping: CancellationToken::new(),
             gate: AtomicBool::new(!self.by_hand),

@@ -18,7 +18,7 @@ use crate::classify::Kind;
 use crate::clock::{Timestamp, pause};
 use crate::error::Result;
 use crate::gate::{Gate, GateConfig, GateState, Hold, ramp};
-use crate::id::{IdMap, TaskId};
+use crate::id::IdMap;
 use crate::resilience::{Health, Mode, Sample, Samples, Tally};
 use crate::settle::Outcome;
 use crate::task::{Lane, Task, limits, storable};
@@ -33,9 +33,6 @@ const READ: Duration = Duration::from_millis(250);
 /// Rows that changed so lately are read although they are closed: a node may have missed it.
 const LATELY: Duration = Duration::from_secs(120);
 
-/// So long a caller waits for a probe at the most.
-const PATIENCE: Duration = Duration::from_secs(1);
-
 /// So many lanes are remembered that give no trouble; each counts its calls in a few kilobytes.
 const MOST_CALM: usize = 2_000;
 
@@ -44,14 +41,14 @@ const MOST_CALM: usize = 2_000;
 pub(super) struct Gates {
     lanes: Mutex<HashMap<Lane, LaneGate>>,
     /// Tasks that are claimed as probes, each of a cycle.
-    probes: Mutex<IdMap<i64>>,
+    pub(super) probes: Mutex<IdMap<i64>>,
     work: Mutex<Vec<Work>>,
     wake: Notify,
 }
 
 #[derive(Debug)]
 pub(super) struct LaneGate {
-    config: Arc<GateConfig>,
+    pub(super) config: Arc<GateConfig>,
     samples: Samples,
     pub(super) gate: Gate,
     /// The generation that the limits know of.
@@ -73,7 +70,7 @@ pub(super) enum Pass {
 
 /// What is to be written.
 #[derive(Debug)]
-enum Work {
+pub(super) enum Work {
     Move(Box<(Gate, Gate)>),
     Passed(Lane, i64),
     Failed(Lane, i64, String),
@@ -123,7 +120,7 @@ impl LaneGate {
         self.ramping || self.gate.state != GateState::Closed || self.gate.held.is_some()
     }
 
-    fn set(&mut self, gate: Gate) {
+    pub(super) fn set(&mut self, gate: Gate) {
         if gate.generation != self.gate.generation {
             self.samples.clear();
         }
@@ -156,42 +153,9 @@ pub(super) async fn run(shared: Arc<Shared>) {
 }
 
 impl Gates {
-    fn push(&self, work: Work) {
+    pub(super) fn push(&self, work: Work) {
         lock(&self.work).push(work);
         self.wake.notify_one();
-    }
-
-    /// This task is claimed as a probe of this cycle.
-    pub(super) fn expect_probe(&self, id: TaskId, cycle: i64) {
-        lock(&self.probes).insert(id, cycle);
-    }
-
-    /// It is, or has become, none; of which cycle it was.
-    pub(super) fn forget_probe(&self, id: TaskId) -> Option<i64> {
-        lock(&self.probes).remove(&id)
-    }
-
-    /// It was taken as a probe and has not begun: another may be one in its place.
-    pub(super) fn return_probe(&self, lane: Lane, id: TaskId) {
-        self.forget_probe(id).into_iter().for_each(|cycle| self.give_back(lane, cycle));
-    }
-
-    /// A probe of this cycle that says nothing.
-    pub(super) fn give_back(&self, lane: Lane, cycle: i64) {
-        self.push(Work::Undecided(lane, cycle));
-    }
-
-    /// A probe for a caller: of which cycle. Where nothing is ever written down there is no task that would be one.
-    pub(super) async fn probe_for_caller(&self, lane: Lane) -> Option<i64> {
-        let (answer, mut answered) = oneshot::channel();
-        self.push(Work::Wanted(lane, answer));
-        tokio::select! {
-            cycle = &mut answered => cycle.ok(),
-            () = pause(PATIENCE) => {
-                answered.close();
-                answered.try_recv().ok()
-            }
-        }
     }
 
     /// Whether one is not closed, or was closed just now.
@@ -354,33 +318,8 @@ impl Shared {
         }
     }
 
-    /// A probe passed: if that is enough, its gate closes.
-    async fn pass(&self, lane: Lane, generation: i64, now: Timestamp) -> Result<()> {
-        let Some(gate) = self.store.pass_probe(lane, generation).await? else { return Ok(()) };
-        let closed = self.with_gate(lane, |lane| {
-            lane.set(gate.clone());
-            lane.gate.closed(&lane.config, now)
-        });
-        match closed.flatten() {
-            Some(closed) => self.move_gate(gate, closed).await.map(|_| ()),
-            None => Ok(()),
-        }
-    }
-
-    async fn fail_probe(&self, lane: Lane, generation: i64, why: &str, now: Timestamp) -> Result<()> {
-        let moved = self.with_gate(lane, |lane| {
-            let from = lane.gate.clone();
-            let is_ours = from.generation == generation && from.state == GateState::HalfOpen;
-            is_ours.then(|| (from.opened(&lane.config, chance(&from, now), why, now), from))
-        });
-        match moved.flatten() {
-            Some((to, from)) => self.move_gate(from, to).await.map(|_| ()),
-            None => Ok(()),
-        }
-    }
-
     /// Changes a gate for all. `false`: another was faster, or it was not what we thought; what it is holds.
-    async fn move_gate(&self, from: Gate, to: Gate) -> Result<bool> {
+    pub(super) async fn move_gate(&self, from: Gate, to: Gate) -> Result<bool> {
         let lane = to.lane;
         if self.store.move_gate(&from, &to).await? {
             self.with_gate(lane, |lane| lane.set(to.clone()));
@@ -488,52 +427,10 @@ impl Shared {
         }
         Ok(())
     }
-
-    /// Takes as many probes as there are left and tasks to try.
-    async fn take_probes(&self, gate: &Gate, config: &GateConfig, now: Timestamp) -> Result<()> {
-        let left = config.breaker.probes.saturating_sub(gate.probes_given);
-        let wanted = {
-            let waiting = self.waiting();
-            let many = waiting.deep.contains(&gate.lane) && waiting.ready.lane_len(gate.lane) == 0;
-            if many { left } else { left.min(u32::try_from(waiting.ready.lane_len(gate.lane)).unwrap_or(left)) }
-        };
-        if wanted == 0 || self.limits().probes_left(gate.lane) > 0 || !self.may_start() {
-            return Ok(());
-        }
-        if self.take_so_many(gate, wanted, config, now).await? {
-            self.limits().set_passage(gate.lane, Passage::Probes(wanted, gate.generation), now);
-            self.wake.claimer.notify_one();
-        }
-        Ok(())
-    }
-
-    async fn take_so_many(&self, gate: &Gate, n: u32, config: &GateConfig, now: Timestamp) -> Result<bool> {
-        let is_done = self.store.take_probes(gate, n, config.breaker.probes, now).await?;
-        if is_done {
-            self.with_gate(gate.lane, |lane| {
-                if lane.gate.generation == gate.generation {
-                    (lane.gate.probes_given, lane.gate.changed_at) = (lane.gate.probes_given + n, now);
-                }
-            });
-        }
-        Ok(is_done)
-    }
-
-    /// Takes one for a caller, if there is one left and the caller is still there.
-    async fn give_probe(&self, lane: Lane, caller: oneshot::Sender<i64>, now: Timestamp) -> Result<()> {
-        let known = self.with_gate(lane, |lane| lane.has_probes().then(|| (lane.gate.clone(), lane.config.clone())));
-        let Some((gate, config)) = known.flatten().filter(|_| !caller.is_closed()) else { return Ok(()) };
-        if self.take_so_many(&gate, 1, &config, now).await?
-            && let Err(cycle) = caller.send(gate.generation)
-        {
-            self.gates.give_back(lane, cycle);
-        }
-        Ok(())
-    }
 }
 
 /// Chance for how long it waits: different for each gate and time.
-fn chance(gate: &Gate, now: Timestamp) -> f64 {
+pub(super) fn chance(gate: &Gate, now: Timestamp) -> f64 {
     let seed = now.as_millis().cast_unsigned() ^ gate.generation.cast_unsigned();
     let mixed = xxhash_rust::xxh3::xxh3_64_with_seed(&gate.lane.0.to_le_bytes(), seed);
     (mixed >> 11) as f64 / (1u64 << 53) as f64
@@ -551,10 +448,5 @@ impl Engine {
     pub fn gate_tallies(&self, lane: Lane) -> Vec<Tally> {
         let (lanes, now) = (lock(&self.0.gates.lanes), self.0.clock.now());
         lanes.get(&lane).map(|lane| lane.samples.tallies(now)).unwrap_or_default()
-    }
-
-    /// Whether any method here has a gate.
-    pub(crate) fn has_gates(&self) -> bool {
-        self.0.has_gates
     }
 }

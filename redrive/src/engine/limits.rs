@@ -165,8 +165,17 @@ impl Limits {
 
     /// Whether people have paused this lane, or its gate is open. If so, it need not be read.
     pub(crate) fn is_held(&self, lane: Lane) -> bool {
-        let known = self.lanes.get(&lane).or_else(|| self.lanes.get(&self.split.method_of(lane)));
-        known.is_some_and(|lane| lane.paused || lane.passage == Passage::None)
+        self.known(lane).is_some_and(|lane| lane.paused || lane.passage == Passage::None)
+    }
+
+    /// Whether people have paused this lane.
+    pub(crate) fn is_paused(&self, lane: Lane) -> bool {
+        self.known(lane).is_some_and(|lane| lane.paused)
+    }
+
+    /// The limits of a lane: its own, or those of its method.
+    fn known(&self, lane: Lane) -> Option<&LaneLimits> {
+        self.lanes.get(&lane).or_else(|| self.lanes.get(&self.split.method_of(lane)))
     }
 
     /// The options of a lane: its own, or those of its method.

@@ -38,6 +38,7 @@ mod node;
 #[cfg(feature = "notify")]
 mod notices;
 mod pass;
+mod probes;
 mod ready;
 mod saga;
 mod scanner;
@@ -74,6 +75,7 @@ pub use events::Event;
 pub(crate) use executor::panicked;
 pub(crate) use handler::Handler;
 pub use handler::{MethodOptions, Rate, State, Verdict};
+pub(crate) use pass::Back;
 pub use saga::{Sagas, StartedSaga};
 pub(crate) use settler::{log_end, random};
 
@@ -143,6 +145,8 @@ struct Shared {
     gates: Gates,
     /// Whether any method here has a gate.
     has_gates: bool,
+    /// Whether any method is paused.
+    has_pauses: AtomicBool,
     wake: Wake,
     stopping: CancellationToken,
     /// When the engine's own loop last moved, by the clock of `me`, in ms: without that there is no beat.
@@ -283,7 +287,8 @@ impl Engine {
     }
 
     /// Holds a method's tasks back, on all nodes, until it is [resumed](Self::resume): the others follow within a beat.
-    /// What runs goes on. `false`: it was paused already.
+    /// What runs goes on. A first try of a caller is held back as well: its call is written down, or refused under `never` and `manual`.
+    /// `false`: it was paused already.
     pub async fn pause(&self, method: &str, by: Option<&str>) -> Result<bool> {
         let done = self.0.store.pause(method, by, self.0.clock.now()).await?;
         self.0.follow_people().await?;

@@ -196,6 +196,7 @@ impl Shared {
         let (paused, set) = self.store.wishes().await?;
         self.follow_set(set);
         let paused: Vec<Lane> = paused.iter().map(|p| Lane::of(&p.method)).collect();
+        self.has_pauses.store(!paused.is_empty(), Ordering::Relaxed);
         if self.limits().set_paused(&paused) {
             self.wake.scanner.notify_one();
             self.wake.claimer.notify_one();

@@ -1,6 +1,8 @@
-//! First tries of callers, as gates see them: held back while a gate is open, counted like attempts of tasks, and now and then a probe.
+//! First tries of callers: held back while their method is paused or their gate is open, counted like attempts of tasks, and now and then
+//! a probe.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock::Timestamp;
@@ -11,21 +13,33 @@ use crate::task::Lane;
 use super::gates::Pass;
 use super::{Engine, Shared};
 
+/// What holds a first try back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Back {
+    Paused,
+    /// The gate of its lane; until when, if that is known.
+    Gate(Option<Timestamp>),
+}
+
 impl Engine {
-    /// Whether a first try of a caller may be made now, and as what; else until when its lane is held back.
-    pub(crate) async fn pass_inline(
-        &self,
-        method: &str,
-        part: Option<&str>,
-    ) -> std::result::Result<Inline, Option<Timestamp>> {
+    /// Whether anything could hold a first try back.
+    pub(crate) fn may_hold_back(&self) -> bool {
+        self.0.has_gates || self.0.has_pauses.load(Ordering::Relaxed)
+    }
+
+    /// Whether a first try of a caller may be made now, and as what; else what holds it back.
+    pub(crate) async fn pass_inline(&self, method: &str, part: Option<&str>) -> std::result::Result<Inline, Back> {
         let shared = &self.0;
         let lane = part.map_or_else(|| Lane::of(method), |part| Lane::part(method, part));
+        if shared.has_pauses.load(Ordering::Relaxed) && shared.limits().is_paused(lane) {
+            return Err(Back::Paused);
+        }
         let known = shared.with_gate(lane, |lane| (lane.effective(), lane.gate.open_until, lane.gate.generation));
         let inline = |pass| Inline { shared: shared.clone(), lane, pass };
         let Some((state, until, generation)) = known else { return Ok(inline(Pass::Uncounted)) };
         let pass = match state {
-            GateState::Open => return Err(until),
-            GateState::HalfOpen => Pass::Probe(shared.probe_inline(lane).await.ok_or(None)?),
+            GateState::Open => return Err(Back::Gate(until)),
+            GateState::HalfOpen => Pass::Probe(shared.probe_inline(lane).await.ok_or(Back::Gate(None))?),
             GateState::Closed => Pass::Through(generation),
         };
         Ok(inline(pass))

@@ -24,6 +24,7 @@ stores!(
     never_snoozes_no_longer_than_its_policy_says,
     always_does_not_run_beside_a_living_twin,
     a_first_try_that_exhausts_is_a_dead_letter,
+    a_first_try_of_a_paused_method_is_not_made,
     a_panic_and_a_timeout_of_the_first_try_are_failures,
     retries_have_the_id_and_the_key_of_the_first_try,
     a_database_that_is_down_is_never_called_deferred,
@@ -188,6 +189,19 @@ async fn a_first_try_that_exhausts_is_a_dead_letter(db: Db) {
     shop.close().await;
     let dead = db.store.dead(&Default::default(), 10).await.unwrap();
     assert_eq!((dead.len(), dead[0].task.id, dead[0].task.attempts), (1, id, 1));
+}
+
+async fn a_first_try_of_a_paused_method_is_not_made(db: Db) {
+    let mut shop = Shop::open(&db, []).await;
+    shop.redrive.pause("pay", Some("ada")).await.unwrap();
+    let id = deferred(shop.redrive.call(pay(1)).await);
+    let refused = shop.redrive.call(pay(2).persist(Persist::Never)).await;
+    assert!(matches!(refused, Err(CallError::Rejected { cause: Cause::Paused })), "{refused:?}");
+    shop.redrive.resume("pay", Some("ada")).await.unwrap();
+    let first = shop.next_try().await;
+    assert_eq!((first.id, first.attempt), (id, 1));
+    shop.redrive.call(pay(2).persist(Persist::Never)).await.unwrap();
+    shop.close().await;
 }
 
 async fn a_panic_and_a_timeout_of_the_first_try_are_failures(db: Db) {
