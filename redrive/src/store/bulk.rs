@@ -17,12 +17,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 use crate::clock::{Clock, Timestamp, pause};
 use crate::error::{Problems, Result};
 use crate::id::{IdSet, TaskId};
 use crate::policy::Policy;
+use crate::task::storable;
 
 use super::Store;
 use super::acting::with_policy;
@@ -35,6 +36,8 @@ use super::task::TaskFilter;
 pub const MOST_IN_BATCH: u32 = 500;
 /// A dry run counts up to here.
 pub const MOST_DRY: u64 = 100_000;
+/// Bytes of what the audit has of whom it was done to.
+const MOST_SHOWN: usize = 8_000;
 /// Failures that are named.
 const MOST_FAILED: usize = 100;
 
@@ -188,12 +191,16 @@ impl Bulk {
     }
 
     /// To which, in words. Nothing in a filter is params.
-    fn shown(&self) -> String {
-        match &self.what {
-            BulkWhat::Tasks(_, Which::Ids(ids)) | BulkWhat::Dead(_, Which::Ids(ids)) => format!("{ids:?}"),
-            BulkWhat::Tasks(_, Which::Filter(filter)) => format!("{filter:?}"),
-            BulkWhat::Dead(_, Which::Filter(filter)) => format!("{filter:?}"),
-        }
+    /// To whom, for the audit: the ids, or what was given of the filter.
+    fn shown(&self) -> Json {
+        let mut which = match &self.what {
+            BulkWhat::Tasks(_, Which::Ids(ids)) | BulkWhat::Dead(_, Which::Ids(ids)) => json!(ids),
+            BulkWhat::Tasks(_, Which::Filter(filter)) => json!(filter),
+            BulkWhat::Dead(_, Which::Filter(filter)) => json!(filter),
+        };
+        which.as_object_mut().into_iter().for_each(|filter| filter.retain(|_, value| !value.is_null()));
+        let text = which.to_string();
+        if text.len() > MOST_SHOWN { storable(&text, MOST_SHOWN).into() } else { which }
     }
 
     fn left(&self) -> Left {
@@ -283,7 +290,7 @@ impl Store {
     /// The same step by step. The audit has its record from now on.
     pub async fn begin_bulk(&self, bulk: Bulk, now: Timestamp) -> Result<BulkRun> {
         bulk.validate()?;
-        let asked = json!({ "which": crate::task::storable(&bulk.shown(), 8_000), "per_second": bulk.per_second });
+        let asked = json!({ "which": bulk.shown(), "per_second": bulk.per_second });
         let asked = with_policy(asked, bulk.policy());
         let entry = AuditEntry::new(&bulk.by, bulk.action(), "many").changed(asked, None);
         let record = self.audit(&entry.noting(bulk.note.as_deref()), now).await?;

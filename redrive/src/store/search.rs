@@ -13,6 +13,8 @@
 use std::borrow::Cow;
 use std::fmt::Display;
 
+use serde::Serialize;
+
 use crate::error::{Error, Result};
 use crate::id::TaskId;
 use crate::settle::DeadReason;
@@ -45,9 +47,10 @@ pub struct Found<T> {
 }
 
 /// Which dead letters to list. All that is given must hold.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DeadFilter {
     /// What holds for tasks as well.
+    #[serde(flatten)]
     pub task: TaskFilter,
     /// Dead for this reason.
     pub reason: Option<DeadReason>,

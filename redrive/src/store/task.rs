@@ -8,6 +8,8 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use crate::clock::{Timestamp, millis};
 use crate::error::{Error, Result};
 use crate::id::{IdSet, TaskId};
@@ -26,7 +28,7 @@ use super::settle::Settle;
 use super::settle_sql::Hold;
 
 /// Which tasks to list. All that is given must hold.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TaskFilter {
     /// Pending or running.
     pub status: Option<Status>,
@@ -55,6 +57,7 @@ pub struct TaskFilter {
     /// The page after this one: the last id of the page before.
     pub after: Option<TaskId>,
     /// Their params are not read, and empty: for lists that do not show them, as params may be large.
+    #[serde(skip)]
     pub without_params: bool,
 }
 
