@@ -86,8 +86,16 @@ impl Browser {
         self.page.goto(&format!("{}{path}", self.server)).await.unwrap();
     }
 
+    /// A page that is live may be drawn anew between finding something and clicking on it.
     pub async fn click(&self, what: &str) {
-        self.page.wait().at_most(PATIENCE).for_element(Locator::Css(what)).await.unwrap().click().await.unwrap();
+        for _ in 0..20 {
+            let found = self.page.wait().at_most(PATIENCE).for_element(Locator::Css(what)).await.unwrap();
+            match found.click().await {
+                Err(e) if e.is_stale_element_reference() => {}
+                clicked => return clicked.unwrap(),
+            }
+        }
+        panic!("{what} does not hold still");
     }
 
     pub async fn js(&self, script: &str) -> Value {

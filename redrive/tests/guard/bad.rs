@@ -1,9 +1,12 @@
 //! What is wrong with a table, a guard, a row or a database: a clear message, nothing lost, and the others go on.
 
+use std::time::Duration;
+
 use redrive::guard::{Guard, ListRequest};
+use redrive::testing::Faults;
 
 use crate::bills::{Does, Shop, guard, poll};
-use crate::harness::{Db, Kind, stores};
+use crate::harness::{Db, Kind, moment, options, stores};
 
 stores!(
     what_does_not_fit_the_table_is_said_all_at_once,
@@ -13,6 +16,7 @@ stores!(
     a_claim_that_was_overtaken_writes_no_failure_but_a_success,
     rows_that_another_node_has_claimed_wait_for_the_claim_to_end,
     one_node_polls_a_guard_at_a_time,
+    a_lock_that_cannot_be_renewed_cuts_no_handler_off,
     thousands_of_rows_are_healed_and_promoted_in_batches,
     show_says_what_keeps_a_row_from_being_scanned,
 );
@@ -148,6 +152,38 @@ async fn one_node_polls_a_guard_at_a_time(db: Db) {
     });
     assert_eq!(report.succeeded, 1);
     assert!(!poll(&two).await.held_elsewhere);
+}
+
+/// redrive's own database goes away while handlers run, and that of the business does not.
+async fn a_lock_that_cannot_be_renewed_cuts_no_handler_off(db: Db) {
+    let (mut options, faults) = (options(), Faults::default());
+    (options.retry_for, options.faults) = (Duration::from_millis(50), Some(faults.clone()));
+    let shop = Shop::open(Db::at(db.kind, db.url.clone(), options).await).await;
+    let (guards, _) = shop.start(guard().concurrency(2)).await;
+    for id in 1..=3 {
+        shop.script.will(id, Does::Late);
+        shop.add(id, "FAIL", "err_status=4000 err_start_time=-1").await;
+    }
+    let (reports, ()) = tokio::join!(guards.poll_once(), async {
+        let mut handled = 0;
+        while handled < 2 {
+            handled += shop.script.asked().iter().filter(|asked| asked.starts_with("handle")).count();
+            moment().await;
+        }
+        shop.advance(30);
+        faults.set_down(true);
+        shop.script.go_on();
+        while shop.sql("SELECT COUNT(*) FROM user_bill WHERE err_status = 2001").await != Some(1) {
+            moment().await;
+        }
+        for _ in 0..100 {
+            moment().await; // the lock cannot be renewed
+        }
+        shop.script.go_on();
+    });
+    assert!(reports[0].error.is_some() && reports[0].succeeded == 2, "{reports:?}");
+    assert_eq!(shop.sql("SELECT COUNT(*) FROM user_bill WHERE err_status = 2001").await, Some(2));
+    drop(db); // its files
 }
 
 async fn thousands_of_rows_are_healed_and_promoted_in_batches(db: Db) {
