@@ -23,6 +23,17 @@ mod sqlite {
     }
 
     #[tokio::test]
+    async fn a_path_that_cannot_be_a_database_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let wrong =
+            [(dir.path().to_owned(), "name a file in it"), (dir.path().join("no/x.db"), "there is no directory")];
+        for (path, why) in wrong {
+            let said = Store::open(&url(&path)).await.unwrap_err().to_string();
+            assert!(said.contains(why) && said.contains(&*path.to_string_lossy()), "{said}");
+        }
+    }
+
+    #[tokio::test]
     async fn memory_is_a_database_too() {
         let store = Store::open("sqlite::memory:").await.unwrap();
         let id = store.insert(vec![NewTask::new("m", &1).unwrap()], NOW).await.unwrap()[0].id;

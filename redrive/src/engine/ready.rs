@@ -2,11 +2,13 @@
 //!
 //! Lanes take turns, so that a million due tasks of one method do not delay the one of another. Tasks whose business id has
 //! enough running are parked until one of those ends, so that they do not delay another id's either.
+//!
+//! A task is in it once, as it was seen last: a scan may bring a row as it was before the attempt that has just ended.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 
-use crate::id::IdSet;
+use crate::id::IdMap;
 use crate::store::Due;
 use crate::task::Lane;
 
@@ -20,7 +22,8 @@ pub(crate) struct Ready {
     parked: HashMap<(Lane, u32), BinaryHeap<Item>>,
     /// Which lane had the last turn.
     last: Option<Lane>,
-    known: IdSet,
+    /// The version at which a task is in; what has come with an older one is passed over.
+    known: IdMap<i32>,
 }
 
 /// Ordered by who goes first.
@@ -45,11 +48,17 @@ impl PartialOrd for Item {
     }
 }
 
+/// The first of these that is in at its version.
+fn pop(queue: &mut BinaryHeap<Item>, known: &IdMap<i32>) -> Option<Item> {
+    std::iter::from_fn(|| queue.pop()).find(|Item(due)| known.get(&due.id) == Some(&due.version))
+}
+
 impl Ready {
-    /// Puts a task in. `false`: it is in already.
+    /// Puts a task in. `false`: it is in already, at this version or a later one.
     pub(crate) fn push(&mut self, due: Due) -> bool {
-        let new = self.known.insert(due.id);
+        let new = self.known.get(&due.id).is_none_or(|version| *version < due.version);
         if new {
+            self.known.insert(due.id, due.version);
             self.lanes.entry(due.lane).or_default().push(Item(due));
         }
         new
@@ -82,7 +91,7 @@ impl Ready {
     ) -> bool {
         let Some(queue) = self.lanes.get_mut(&lane) else { return false };
         while taken.len() < until {
-            let Some(Item(due)) = queue.pop() else { return false };
+            let Some(Item(due)) = pop(queue, &self.known) else { return false };
             match reserve(&due) {
                 Reserved::Yes => taken.push(due),
                 Reserved::NotThisBusiness => self.parked.entry((lane, due.business)).or_default().push(Item(due)),
@@ -99,7 +108,7 @@ impl Ready {
     /// A slot of this business id is free: the first of its tasks that are parked may try again.
     pub(crate) fn unpark(&mut self, slot: Slot) {
         let Some(parked) = self.parked.get_mut(&(slot.lane, slot.business)) else { return };
-        if let Some(first) = parked.pop() {
+        if let Some(first) = pop(parked, &self.known) {
             self.lanes.entry(slot.lane).or_default().push(first);
         }
         if parked.is_empty() {
@@ -230,5 +239,22 @@ mod tests {
         assert_eq!(ready.take(9, |_| Reserved::Yes).len(), 1);
         ready.push(due(1, 1, 5, 0));
         assert_eq!(ready.take(9, |_| Reserved::Yes).len(), 1, "and again when it was taken");
+    }
+
+    #[test]
+    fn a_task_is_in_it_as_it_was_seen_last() {
+        let at = |version| Due { version, business: 7, ..due(1, 1, 5, 0) };
+        let versions =
+            |ready: &mut Ready| ready.take(9, |_| Reserved::Yes).iter().map(|d| d.version).collect::<Vec<_>>();
+        let mut ready = Ready::default();
+        assert!(ready.push(at(2)) && ready.push(at(4)) && !ready.push(at(3)));
+        assert_eq!((versions(&mut ready), ready.len(), ready.known()), (vec![4], 0, 0));
+
+        ready.push(at(6));
+        assert_eq!(ids(&ready.take(9, |_| Reserved::NotThisBusiness)), [0; 0]);
+        ready.push(at(8));
+        assert_eq!(ids(&ready.take(9, |_| Reserved::NotThisBusiness)), [0; 0]);
+        ready.unpark(Slot { lane: Lane(1), business: 7 });
+        assert_eq!(versions(&mut ready), [8], "what is parked, too");
     }
 }

@@ -98,7 +98,7 @@ impl Pools {
         let first = tokio::time::timeout(self.options.connect_timeout, self.first_connection()).await;
         let version = match first {
             Ok(Ok(version)) => version,
-            Ok(Err(e)) => return Err(database_error(doing, e)),
+            Ok(Err(e)) => return Err(database_error(doing + &self.what_is_wrong_with_the_file(), e)),
             Err(_) => {
                 return Err(database_error(
                     format!("{doing} within {:?}", self.options.connect_timeout),
@@ -118,6 +118,23 @@ impl Pools {
             }
             None => Ok(()),
         }
+    }
+
+    /// Why SQLite cannot open a file, in more words than it has; empty where that is not to be seen.
+    fn what_is_wrong_with_the_file(&self) -> String {
+        #[cfg(feature = "sqlite")]
+        if let Kind::Sqlite(pair) = &self.pools {
+            let options = pair.first.connect_options();
+            let file = options.get_filename();
+            return match file.parent() {
+                _ if file.is_dir() => " (a directory; name a file in it)".into(),
+                Some(dir) if !dir.as_os_str().is_empty() && !dir.exists() => {
+                    format!(" (there is no directory {})", dir.display())
+                }
+                _ => String::new(),
+            };
+        }
+        String::new()
     }
 
     /// A connection to the first host that can be had, and what the server says it is.

@@ -272,11 +272,12 @@ async fn what_is_due_again_in_a_moment_waits_for_no_scan(db: Db) {
         std::future::ready(if n < 40 { Err(Verdict::Snooze(Duration::from_millis(u64::from(n)))) } else { Ok(()) })
     };
     let mut config = config();
-    config.scan_interval = Duration::from_secs(5); // most of the forty would take as long, if they waited for it
-    config.sweep_interval = Duration::from_secs(5);
+    config.scan_interval = Duration::from_secs(3600);
+    config.sweep_interval = Duration::from_secs(3600);
     let engine = Engine::builder(db.store.clone()).config(config).register("m", handler).start().await.unwrap();
     engine.enqueue(new(1)).await.unwrap();
-    while calls.recv().await.unwrap() < 40 {}
+    let called = async { while calls.recv().await.unwrap() < 40 {} };
+    tokio::time::timeout(Duration::from_secs(60), called).await.expect("it waits for a scan");
     settled(&engine).await;
     engine.stop().await;
     assert_eq!(db.count("retry_task").await, 0);
