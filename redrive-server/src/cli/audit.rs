@@ -60,7 +60,23 @@ impl Run for Command {
 
 fn outcome(record: &Value) -> String {
     match short(record, "outcome/refused") {
-        why if why.is_empty() => short(record, "outcome"),
-        why => format!("refused: {why}"),
+        why if !why.is_empty() => format!("refused: {why}"),
+        // Of many, and it goes on or was broken off.
+        _ if record.pointer("/after/finished") == Some(&false.into()) => "not finished".into(),
+        _ => short(record, "outcome"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_was_broken_off_is_not_called_done() {
+        let many =
+            |finished: bool| json!({ "outcome": "done", "after": { "result": { "done": 500 }, "finished": finished } });
+        assert_eq!((outcome(&many(true)), outcome(&many(false))), ("done".into(), "not finished".into()));
+        assert_eq!(outcome(&json!({ "outcome": { "refused": "no such task" } })), "refused: no such task");
     }
 }
