@@ -7,16 +7,16 @@
 //! The shard and the time are inside the id, and whether the row lies in a table of its month or in the single one. So
 //! `id` alone is the primary key and names its shard and its table, for ever: however old what one knows of the layout is,
 //! one never looks in the wrong place. Ids of one maker never repeat: a burst of more than 64 in a millisecond and shard borrows from
-//! the milliseconds to come. Two makers differ by their slot, which is handed out by the database and comes
-//! round again only after 1,024 of them; should two live makers then meet, the primary key refuses the
-//! second row and it is given another id.
+//! the milliseconds to come. Two makers differ by their slot, which is handed out by the database and comes round again after 1,024
+//! of them: whoever begins to enqueue looks whether another who does has its slot, and then takes the next (`store/turn.rs`). Should two
+//! meet nonetheless, the primary key refuses the second row, while the first is there, and it is given another id.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -156,10 +156,15 @@ impl<'de> Deserialize<'de> for TaskId {
     }
 }
 
+/// The slot of who has this number.
+pub(crate) fn in_slots(number: i64) -> i64 {
+    number.rem_euclid(1 << SLOT_BITS)
+}
+
 /// Makes ids: one for each process that enqueues, with a slot of its own.
 #[derive(Debug)]
 pub(crate) struct IdMaker {
-    slot: i64,
+    slot: AtomicI64,
     /// Whether new ids are of monthly tables.
     monthly: Arc<AtomicBool>,
     /// Per shard the last (ms, sequence) given out, as one number.
@@ -171,9 +176,13 @@ pub(crate) struct IdMaker {
 impl IdMaker {
     /// `slot` may be any number: it is taken modulo 1,024. `monthly` says whether ids are of monthly tables.
     pub(crate) fn new(slot: i64, monthly: Arc<AtomicBool>) -> Self {
-        let slot = slot.rem_euclid(1 << SLOT_BITS);
         let (last, turn) = (std::array::from_fn(|_| AtomicU64::new(0)), AtomicU64::new(slot.unsigned_abs()));
-        Self { slot, monthly, last, turn }
+        Self { slot: AtomicI64::new(in_slots(slot)), monthly, last, turn }
+    }
+
+    /// From now on ids have this slot.
+    pub(crate) fn move_to(&self, slot: i64) {
+        self.slot.store(in_slots(slot), Ordering::Release);
     }
 
     /// A new id in a shard.
@@ -190,7 +199,8 @@ impl IdMaker {
         let (time, sequence) = (made >> SEQUENCE_BITS, made & ((1 << SEQUENCE_BITS) - 1));
         let shard = i64::from(shard) << (SEQUENCE_BITS + SLOT_BITS);
         let monthly = if self.monthly.load(Ordering::Acquire) { MONTHLY } else { 0 };
-        TaskId((time << TIME_SHIFT) & (MONTHLY - 1) | monthly | shard | (self.slot << SEQUENCE_BITS) | sequence)
+        let slot = self.slot.load(Ordering::Acquire) << SEQUENCE_BITS;
+        TaskId((time << TIME_SHIFT) & (MONTHLY - 1) | monthly | shard | slot | sequence)
     }
 
     /// The next shard in turn.

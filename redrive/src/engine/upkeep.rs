@@ -8,10 +8,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::{Timestamp, pause};
+use crate::clock::{Stopwatch, Timestamp, pause};
 use crate::error::Result;
 use crate::settle::DeadReason;
-use crate::store::{Count, KeyWalk, MethodDepth, OverdueWalk, Rotated};
+use crate::store::{Count, KeyWalk, MethodDepth, OverdueWalk, Retention, Rotated};
 use crate::task::Lane;
 
 use super::Shared;
@@ -19,6 +19,9 @@ use super::history::{Recorder, Seen};
 use super::signals::OTHER;
 
 const EVERY: Duration = Duration::from_secs(15);
+
+/// How long what is past its time is removed without a rest, while there is much of it.
+const SWEEPING: Duration = Duration::from_secs(5);
 
 pub(super) async fn run(shared: Arc<Shared>) {
     let (mut walks, mut gauges, mut recorder) = (Walks::default(), Gauges::default(), Recorder::default());
@@ -66,8 +69,8 @@ impl Shared {
             Ok(rotated) => self.say(&rotated),
             Err(e) => tracing::warn!(error = %e, "the monthly tables could not be looked after; trying again"),
         }
-        if let Err(e) = self.store.sweep_old(&retention, &mut walks.keys, now).await {
-            tracing::warn!(error = %e, "what is past its time could not be removed; trying again");
+        if let Err(e) = self.sweep_much(&retention, &mut walks.keys, now).await {
+            tracing::warn!(error = %e, "some of what is past its time could not be removed; trying again");
         }
         match self.store.end_overdue(&mut walks.overdue, now).await {
             Ok(ended) => self.tell_spent(&ended),
@@ -83,6 +86,16 @@ impl Shared {
         let first = depths.iter().filter_map(|depth| depth.oldest_due).min();
         let waiting = depths.iter().map(|depth| depth.depth).sum();
         Ok(Some(Seen { waiting, letters: letters.n, lag: first.map_or(Duration::ZERO, |due| now.since(due)) }))
+    }
+
+    /// Round after round while there is much to remove: as much must be able to go as comes.
+    async fn sweep_much(&self, retention: &Retention, keys: &mut KeyWalk, now: Timestamp) -> Result<()> {
+        let since = Stopwatch::start();
+        while self.store.sweep_old(retention, keys, now).await?.is_much()
+            && since.elapsed() < SWEEPING
+            && !self.stopping.is_cancelled()
+        {}
+        Ok(())
     }
 
     fn say(&self, rotated: &Rotated) {

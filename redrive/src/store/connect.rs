@@ -108,10 +108,14 @@ pub(super) fn postgres_pools(url: &str, options: &StoreOptions) -> Result<Pair<s
 }
 
 #[cfg(feature = "mysql")]
+pub(super) fn mysql_options(url: &str) -> sqlx::Result<sqlx::mysql::MySqlConnectOptions> {
+    let options = sqlx::mysql::MySqlConnectOptions::from_str(url)?;
+    Ok(options.statement_cache_capacity(200).disable_statement_logging())
+}
+
+#[cfg(feature = "mysql")]
 pub(super) fn mysql_pools(url: &str, options: &StoreOptions) -> Result<Pair<sqlx::MySql>> {
-    let connect =
-        sqlx::mysql::MySqlConnectOptions::from_str(url).map_err(|e| database_error("reading the database URL", e))?;
-    let connect = connect.statement_cache_capacity(200).disable_statement_logging();
+    let connect = mysql_options(url).map_err(|e| database_error("reading the database URL", e))?;
     let pool = |n, set_up: &'static str| {
         let pool =
             PoolOptions::new().max_connections(n).acquire_timeout(options.connect_timeout).test_before_acquire(false);

@@ -178,6 +178,16 @@ pub(crate) enum Value<'q> {
     Hashes(Vec<Option<[u8; 16]>>),
 }
 
+impl Value<'_> {
+    /// About how much of a statement it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Text(Some(text)) => text.len(),
+            _ => 16,
+        }
+    }
+}
+
 macro_rules! value_from {
     ($($from:ty, $v:ident => $to:expr;)*) => { $(
         impl<'q> From<$from> for Value<'q> { fn from($v: $from) -> Self { $to } }
@@ -484,7 +494,8 @@ fn database_fault(d: &dyn sqlx::error::DatabaseError) -> Fault {
         return match e.number() {
             1213 | 1020 => Fault::Conflict,
             1205 => Fault::Busy,
-            1047 | 1290 | 1836 | 1040 | 1053 | 1021 | 1114 => Fault::Unavailable, // 1021, 1114: no room left
+            1047 | 1290 | 1836 | 1053 => Fault::Unavailable,
+            1040 | 1129 | 1203 | 1226 | 1021 | 1114 => Fault::Unavailable, // no more connections; 1021, 1114: no room left
             2006 | 2013 | 1927 | 4031 => Fault::Disconnected,
             1062 => Fault::Unique,
             1146 => Fault::NoTable,

@@ -109,11 +109,9 @@ impl Store {
                 record.of_redriven(&went, policy.as_deref()).write(c, now).await?;
             }
             if tried > 0 {
-                // An earlier try may have done it: its new tasks have our ids.
-                let there = super::task::existing_tasks(c, &tables, &made).await?;
-                went.extend(
-                    new_ids.iter().filter(|(_, new)| there.contains(new)).map(|(old, new)| (*old, Redriven::As(*new))),
-                );
+                // An earlier try may have done it: its new tasks had our ids.
+                let done = closed_already(c, tables.archive(now), ids, by, now).await?;
+                went.extend(done.iter().filter_map(|id| Some((*id, Redriven::As(*new_ids.get(id)?)))));
             }
             Ok(went)
         })?;
@@ -149,7 +147,10 @@ impl Store {
             close(c, archive, &entries, now).await?;
             audit::write(c, record.filter(|_| closed > 0), now).await?;
             // An earlier try may have closed them all, and its answer was lost.
-            if tried > 0 && closed == 0 { closed_already(c, archive, ids, by, now).await } else { Ok(closed) }
+            match tried > 0 && closed == 0 {
+                true => Ok(closed_already(c, archive, ids, by, now).await?.len() as u64),
+                false => Ok(closed),
+            }
         })
     }
 }
@@ -203,6 +204,8 @@ fn revive(letter: &DeadTask, id: TaskId, policy: Option<&Arc<Policy>>, by: &str,
         locked_at: None,
         stop: StopRequest::None,
         notified_at: None,
+        // To whoever has seen the first it is the same again, however often it is brought back.
+        key: letter.task.key.clone().or_else(|| Some(letter.task.origin_id.unwrap_or(letter.task.id).to_string())),
         origin_id: Some(letter.task.id),
         created_by: Some(by.to_owned()),
         updated_by: None,
@@ -271,21 +274,22 @@ fn redriven(letter: DeadTask, by: &str, went: &IdMap<Redriven>) -> Option<archiv
     Some(archive::Entry { redriven_as, ..closed_letter(letter, EndedAs::Redriven, by, None) })
 }
 
-/// How many of these were closed by this person at this moment.
+/// Which of these were closed by this person at this moment.
 async fn closed_already(
     c: &mut Connection<'_>,
     archive: Archive,
     ids: &[TaskId],
     by: &str,
     now: Timestamp,
-) -> sqlx::Result<u64> {
+) -> sqlx::Result<Vec<TaskId>> {
     if ids.is_empty() {
-        return Ok(0);
+        return Ok(Vec::new());
     }
     let s = Listed::new(c.dialect(), &["id"], ids.iter().map(|id| vec![(*id).into()]).collect());
     let table = joined_on(c.dialect(), archive, "t.id = s.id");
     let sql = format!("SELECT t.id FROM {} {table} WHERE t.ended_at = ? AND t.ended_by = ?", s.source);
-    Ok(c.rows(s.bind_to(query(sql)).bind(now).bind(by)).await?.len() as u64)
+    let rows = c.rows(s.bind_to(query(sql)).bind(now).bind(by)).await?;
+    rows.iter().map(|row| Ok(TaskId::from_i64(row.int()?))).collect()
 }
 
 /// Moves letters to the archive.

@@ -81,7 +81,7 @@ impl Pools {
             #[cfg(feature = "mysql")]
             Kind::MySql(pair) => {
                 let options = match &self.business {
-                    None => sqlx::mysql::MySqlConnectOptions::from_str(host),
+                    None => super::connect::mysql_options(host),
                     Some(business) => super::connect::business_mysql_options(host, business),
                 };
                 if let Ok(options) = options {

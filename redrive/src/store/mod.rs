@@ -175,7 +175,7 @@ impl Store {
         } else {
             schema::require(&pools).await?;
         }
-        let slot = node::count_up(&pools, "slot").await?;
+        let slot = node::count_up(&pools, turn::SLOT).await?;
         let store = Self::with(pools, slot, Known::default());
         store.begin_with_tables().await?;
         Ok(store)
@@ -189,7 +189,7 @@ impl Store {
         }
         let options = StoreOptions { max_connections: connections, migrate: false, ..self.options().clone() };
         let pools = Pools::open(self.pools().url(), options).await?;
-        let slot = node::count_up(&pools, "slot").await?;
+        let slot = node::count_up(&pools, turn::SLOT).await?;
         Ok(Self::with(pools, slot, self.0.known.clone()))
     }
 

@@ -76,7 +76,7 @@ async fn next_value(c: &mut Connection<'_>, name: &str) -> sqlx::Result<i64> {
 }
 
 /// Makes a row of `redrive_counter`, if it is not there.
-fn first_value(dialect: Dialect) -> &'static str {
+pub(super) fn first_value(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::MySql => "INSERT IGNORE INTO redrive_counter (name, value) VALUES (?, ?)",
         _ => "INSERT INTO redrive_counter (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING",

@@ -344,7 +344,9 @@ impl Pools {
             Some(pooled) => pooled,
             None => self.acquire(wanted).await?,
         };
-        let mut lease = Lease { pooled: Some(pooled), in_transaction: false, fault };
+        let is_change = matches!(wanted, Use::Schema | Use::Insert) && scope == Scope::Statement; // rows go in a transaction
+        let holds_locks = is_change && self.dialect() == Dialect::MySql;
+        let mut lease = Lease { pooled: Some(pooled), in_transaction: false, holds_locks, fault };
         if scope == Scope::Transaction {
             lease.in_transaction = true;
             let begin = if self.dialect() == Dialect::Sqlite { "BEGIN IMMEDIATE" } else { "START TRANSACTION" };

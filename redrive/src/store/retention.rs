@@ -12,12 +12,18 @@ use crate::id::TaskId;
 use crate::task::KeyHash;
 
 use super::Store;
-use super::db::{Connection, Dialect, query};
+use super::db::{Connection, Dialect, Query, Row, Value, query};
+use super::layout::Ids;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
+use super::task::created;
 
 /// Rows of one kind that go in one round.
 const ROUND: u32 = 1_000;
+/// Letters that do: they are read and moved with all they have.
+const LETTERS: u32 = 100;
+/// How long after its id was made a task may seem to have died before that, by other clocks.
+const SLACK: Duration = Duration::from_secs(3600);
 /// Keys that are looked at in one round: those of tasks that live stay, and there is no index of the others.
 const KEYS: i64 = 10_000;
 /// Dead nodes are remembered for so long, for people.
@@ -138,37 +144,55 @@ pub struct Swept {
     pub nodes: u64,
 }
 
+impl Swept {
+    /// Whether there is likely to be as much again.
+    pub(crate) fn is_much(&self) -> bool {
+        let rounds = [self.archived, self.keys, self.audited, self.sagas, self.barriers];
+        rounds.iter().any(|n| *n >= u64::from(ROUND)) || self.dead >= u64::from(LETTERS)
+    }
+}
+
 /// How far a walk through the keys has come.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KeyWalk(Option<KeyHash>);
 
 impl Store {
-    /// Removes some of what is past its time. For one node at a time, again and again.
+    /// Removes some of what is past its time. For one node at a time, again and again. What fails does not keep the rest from going;
+    /// the last failure is told.
     pub async fn sweep_old(&self, retention: &Retention, walk: &mut KeyWalk, now: Timestamp) -> Result<Swept> {
-        let mut swept = Swept { keys: self.expire_keys(walk, now).await?, ..Swept::default() };
-        if let Some(before) = retention.keep_archive.before(now) {
-            swept.archived = self.delete_older("retry_archive", "ended_at", before).await?;
-        }
-        if let Some(before) = retention.keep_audit.before(now) {
-            swept.audited = self.delete_older("redrive_audit", "at", before).await?;
-        }
-        if let Some(before) = retention.keep_dead.before(now) {
-            let old = self.old_letters(before).await?;
-            let note = "it was kept for as long as the settings say";
-            swept.dead = self.discard(&old, "retention", Some(note), now).await?;
-        }
-        if let Some(before) = retention.keep_sagas.before(now) {
-            swept.sagas = self.remove_sagas(before, ROUND).await?;
-        }
+        let mut failed = None;
+        let mut count = |swept: Result<u64>| swept.map_err(|e| failed = Some(e)).unwrap_or(0);
+        let swept = Swept {
+            keys: count(self.expire_keys(walk, now).await),
+            archived: count(self.delete_older("retry_archive", "ended_at", retention.keep_archive.before(now)).await),
+            audited: count(self.delete_older("redrive_audit", "at", retention.keep_audit.before(now)).await),
+            dead: count(self.discard_old(retention.keep_dead.before(now), now).await),
+            sagas: match retention.keep_sagas.before(now) {
+                Some(before) => count(self.remove_sagas(before, ROUND).await),
+                None => 0,
+            },
+            barriers: count(self.expire_barriers().await),
+            nodes: count(self.forget_nodes(now - REMEMBER_NODES).await),
+        };
+        failed.map_or(Ok(swept), Err)
+    }
+
+    async fn discard_old(&self, before: Option<Timestamp>, now: Timestamp) -> Result<u64> {
+        let Some(before) = before else { return Ok(0) };
+        let old = self.old_letters(before).await?;
+        self.discard(&old, "retention", Some("it was kept for as long as the settings say"), now).await
+    }
+
+    async fn expire_barriers(&self) -> Result<u64> {
         let mut tx = self.begin().await?;
-        swept.barriers = barrier::expire_ended(&mut tx.connection(), barrier::KEEP, ROUND).await?;
+        let expired = barrier::expire_ended(&mut tx.connection(), barrier::KEEP, ROUND).await?;
         tx.commit().await?;
-        swept.nodes = self.forget_nodes(now - REMEMBER_NODES).await?;
-        Ok(swept)
+        Ok(expired)
     }
 
     /// Of the archive: from its single table; monthly ones are dropped whole.
-    async fn delete_older(&self, table: &str, time: &str, before: Timestamp) -> Result<u64> {
+    async fn delete_older(&self, table: &str, time: &str, before: Option<Timestamp>) -> Result<u64> {
+        let Some(before) = before else { return Ok(0) };
         let sql = match self.dialect() {
             Dialect::MySql => format!("DELETE FROM {table} WHERE {time} < ? ORDER BY {time} LIMIT ?"),
             _ => format!(
@@ -180,20 +204,29 @@ impl Store {
         })
     }
 
+    /// There is no index of when they died; but who died before that was made before that.
     async fn old_letters(&self, before: Timestamp) -> Result<Vec<TaskId>> {
-        let sql = "SELECT id FROM retry_dead WHERE dead_at < ? ORDER BY id LIMIT ?";
+        let (made, bounds) = created(TaskId::first_at(before + SLACK), false, Ids::Mixed);
+        let sql = format!("SELECT id FROM retry_dead WHERE {made} AND dead_at < ? ORDER BY id LIMIT ?");
         retrying!(self.pools(), Use::Read, Scope::Statement, "looking for old dead letters", |c, _| {
-            let rows = c.rows(query(sql).bind(before).bind(ROUND)).await?;
+            let rows = c.rows(query(sql.clone()).bind_all(bounds.clone()).bind(before).bind(LETTERS)).await?;
             rows.iter().map(|row| Ok(TaskId::from_i64(row.int()?))).collect()
         })
     }
 
+    /// One after the other, by their hashes: a DELETE over the range would wait, on MySQL, for everybody who writes in it.
     async fn expire_keys(&self, walk: &mut KeyWalk, now: Timestamp) -> Result<u64> {
         let from = walk.0.unwrap_or(KeyHash([0; 16]));
-        let (removed, next) = retrying!(self.pools(), Use::Write, Scope::Transaction, "sweeping keys", |c, _| {
-            expire_keys(c, from, now).await
+        let (expired, next) = retrying!(self.pools(), Use::Read, Scope::Statement, "looking for old keys", |c, _| {
+            expired_keys(c, from, now).await
         })?;
-        walk.0 = next;
+        walk.0 = next; // also if somebody holds one of these: there will be another walk
+        let mut removed = 0;
+        for hashes in expired.chunks(ROUND as usize) {
+            removed += retrying!(self.pools(), Use::Write, Scope::Statement, "removing old keys", |c, _| {
+                c.execute(remove_keys_query(c.dialect(), hashes, now)).await
+            })?;
+        }
         Ok(removed)
     }
 
@@ -204,15 +237,33 @@ impl Store {
     }
 }
 
-/// Removes keys whose time is up among the next ones; where to go on, if that was not the end.
-async fn expire_keys(c: &mut Connection<'_>, from: KeyHash, now: Timestamp) -> sqlx::Result<(u64, Option<KeyHash>)> {
+/// The keys whose time is up among the next ones, and where to go on, if that was not the end.
+async fn expired_keys(
+    c: &mut Connection<'_>,
+    from: KeyHash,
+    now: Timestamp,
+) -> sqlx::Result<(Vec<KeyHash>, Option<KeyHash>)> {
+    let hash = |row: &Row| row.columns().hash().map(KeyHash);
     let next = "SELECT key_hash FROM redrive_key WHERE key_hash >= ? ORDER BY key_hash LIMIT 1 OFFSET ?";
-    let next = c.row(query(next).bind(from).bind(KEYS)).await?;
-    let next = next.map(|row| row.columns().hash().map(KeyHash)).transpose()?;
-    let old = "DELETE FROM redrive_key WHERE key_hash >= ? AND expires_at <= ?";
-    let removed = match next {
-        Some(next) => c.execute(query(format!("{old} AND key_hash < ?")).bind(from).bind(now).bind(next)).await?,
-        None => c.execute(query(old).bind(from).bind(now)).await?,
+    let next = c.row(query(next).bind(from).bind(KEYS)).await?.as_ref().map(hash).transpose()?;
+    let old = "SELECT key_hash FROM redrive_key WHERE key_hash >= ? AND expires_at <= ?";
+    let old = match next {
+        Some(next) => query(format!("{old} AND key_hash < ?")).bind(from).bind(now).bind(next),
+        None => query(old).bind(from).bind(now),
     };
-    Ok((removed, next))
+    let expired = c.rows(old).await?.iter().map(hash).collect::<sqlx::Result<_>>()?;
+    Ok((expired, next))
+}
+
+/// Whoever has taken one of them over since keeps it.
+fn remove_keys_query(dialect: Dialect, hashes: &[KeyHash], now: Timestamp) -> Query<'static> {
+    let delete = "DELETE FROM redrive_key WHERE expires_at <= ? AND key_hash";
+    if dialect == Dialect::Postgres {
+        let hashes = Value::Hashes(hashes.iter().map(|hash| Some(hash.0)).collect());
+        return query(format!("{delete} = ANY(?)")).bind(now).bind(hashes);
+    }
+    // The last one again and again: few different statements are prepared.
+    let n = hashes.len().next_power_of_two();
+    let padded = hashes.iter().chain(std::iter::repeat_n(hashes.last(), n).flatten()).take(n);
+    query(format!("{delete} IN ({})", vec!["?"; n].join(", "))).bind(now).bind_all(padded.copied())
 }

@@ -37,6 +37,8 @@ pub(crate) struct Lease {
     /// `None` only when it has been given back.
     pub(crate) pooled: Option<Pooled>,
     pub(crate) in_transaction: bool,
+    /// Whether it may hold locks that no rollback ends: MySQL's, while tables are changed.
+    pub(crate) holds_locks: bool,
     /// What goes wrong at its end, on purpose.
     pub(crate) fault: Option<Fault>,
 }
@@ -85,6 +87,7 @@ impl Drop for Lease {
             return; // there is nothing to be rolled back, and nothing between it and us that could fail
         }
         match tokio::runtime::Handle::try_current() {
+            _ if self.holds_locks => pooled.discard(),
             Err(_) => pooled.discard(),
             Ok(runtime) => {
                 runtime.spawn(async move {
@@ -158,12 +161,12 @@ pub(crate) struct Tries {
 }
 
 impl Tries {
-    /// What an error says, given the tries before. To a caller that does not wait for locks, a lock or a duplicate says that
+    /// What an error says, given the tries before. To a caller that does not wait for locks, a lock, a duplicate or a refusal says that
     /// nothing was written, and it goes on with parts of its batch, or with other ids. That is true of the first try only:
     /// later an earlier one may have been committed, so these say no more than a lost connection.
     pub(crate) fn in_its_light(&self, e: sqlx::Error) -> sqlx::Error {
-        let says_too_much =
-            matches!(fault(&e), Kind::Busy | Kind::Unique | Kind::NoTable) && !self.patient && self.count > 0;
+        let is_refusal = matches!(fault(&e), Kind::Busy | Kind::Unique | Kind::NoTable | Kind::Other);
+        let says_too_much = is_refusal && !self.patient && self.count > 0;
         if says_too_much { sqlx::Error::Protocol(format!("an earlier try may have been committed: {e}")) } else { e }
     }
 
@@ -183,5 +186,22 @@ impl Tries {
     pub(crate) async fn wait(&mut self) {
         pause(Duration::from_millis(10 << self.count.min(6)).min(Duration::from_millis(500))).await;
         self.count += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_first_try_may_say_that_nothing_was_written() {
+        let refused = || sqlx::Error::ColumnNotFound("x".into());
+        let said = |count, patient| {
+            let tries = Tries { count, since: Stopwatch::start(), limit: Duration::ZERO, patient };
+            fault(&tries.in_its_light(refused()))
+        };
+        assert_eq!(fault(&refused()), Kind::Other);
+        assert_eq!((said(0, false), said(1, true)), (Kind::Other, Kind::Other));
+        assert_eq!(said(1, false), Kind::Disconnected);
     }
 }

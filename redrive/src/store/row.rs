@@ -333,21 +333,39 @@ pub(super) async fn insert_rows<'q>(
     suffix_values: &[Value<'q>],
 ) -> sqlx::Result<Vec<Row>> {
     let into = format!("INSERT INTO {table} ({})", columns.join(", "));
-    if c.dialect() == Dialect::Postgres {
-        let (source, values) = unnest(rows);
-        let sql = format!("{into} SELECT * FROM {source} {suffix}");
-        return c.rows(query(sql).bind_all(values).bind_all(suffix_values.iter().cloned())).await;
-    }
     let mut returned = Vec::new();
     let row = format!("({})", vec!["?"; columns.len()].join(", "));
-    let mut rows = rows.into_iter();
-    while rows.len() > 0 {
-        let n = statement_size(rows.len(), columns.len());
-        let sql = format!("{into} VALUES {} {suffix}", vec![&*row; n].join(", "));
-        let values = rows.by_ref().take(n).flatten();
-        returned.extend(c.rows(query(sql).bind_all(values).bind_all(suffix_values.iter().cloned())).await?);
+    let mut rows = rows;
+    while !rows.is_empty() {
+        let fit = within_bytes(&rows, |row| row.iter().map(Value::bytes).sum());
+        let query = match c.dialect() {
+            Dialect::Postgres => {
+                let rest = rows.split_off(fit);
+                let (source, values) = unnest(std::mem::replace(&mut rows, rest));
+                query(format!("{into} SELECT * FROM {source} {suffix}")).bind_all(values)
+            }
+            Dialect::Sqlite | Dialect::MySql => {
+                let n = statement_size(fit, columns.len());
+                let sql = format!("{into} VALUES {} {suffix}", vec![&*row; n].join(", "));
+                query(sql).bind_all(rows.drain(..n).flatten())
+            }
+        };
+        returned.extend(c.rows(query.bind_all(suffix_values.iter().cloned())).await?);
     }
     Ok(returned)
+}
+
+/// Most bytes of a statement, about: servers refuse what is too large by closing the connection, and that looks like one that is away.
+const MOST_BYTES: usize = 4 << 20;
+
+/// How many of these, from the first on, are not too large for a statement; at least one, if there is any.
+pub(super) fn within_bytes<T>(rows: &[T], bytes: impl Fn(&T) -> usize) -> usize {
+    let mut sum = 0;
+    let fits = |row: &&T| {
+        sum += bytes(row);
+        sum <= MOST_BYTES
+    };
+    rows.iter().take_while(fits).count().max(1).min(rows.len())
 }
 
 /// How many of `rows` go into the next statement: a power of two, so that few different statements are prepared; at

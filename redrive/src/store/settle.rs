@@ -34,7 +34,7 @@ use super::layout::{Table, Tables};
 use super::notice;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
-use super::row::{Listed, column_list, joined_on, read_task};
+use super::row::{Listed, column_list, joined_on, read_task, within_bytes};
 use super::settle_sql::{
     Held, Hold, delete_ids, delete_once, moved_already, other_policies, put_back_already, put_back_once, survivors,
     write_where_they_go,
@@ -115,20 +115,11 @@ impl Kept {
     }
 }
 
-/// Most bytes of a statement, about: servers refuse what is too large by closing the connection, and that looks like one that is away.
-const MOST_BYTES: usize = 4 << 20;
-
-/// Parts that are not too large, at least one settle each.
-fn within_bytes<'s, 't>(settles: &'t [&'s Settle]) -> impl Iterator<Item = &'t [&'s Settle]> {
+/// Parts that are not too large for a statement, at least one settle each.
+fn parts<'s, 't>(settles: &'t [&'s Settle]) -> impl Iterator<Item = &'t [&'s Settle]> {
     let mut rest = settles;
     std::iter::from_fn(move || {
-        let mut bytes = 0;
-        let fits = |s: &&&Settle| {
-            bytes += s.bytes();
-            bytes <= MOST_BYTES
-        };
-        let n = rest.iter().take_while(fits).count().max(1).min(rest.len());
-        let (part, more) = rest.split_at(n);
+        let (part, more) = rest.split_at(within_bytes(rest, |s| s.bytes()));
         rest = more;
         (!part.is_empty()).then_some(part)
     })
@@ -248,7 +239,7 @@ impl Store {
         let tables = self.tables_for(&ids).await?;
         let mut went = IdMap::default();
         for (table, settles) in tables.sort(settles.iter().copied(), |s| s.task.id) {
-            for part in within_bytes(&settles) {
+            for part in parts(&settles) {
                 went.extend(self.settle_in(Held { table, by: hold }, part, now).await?);
             }
         }
@@ -506,7 +497,7 @@ mod tests {
         let task = Arc::new(new.into_task(&maker, Timestamp::EPOCH).unwrap());
         let dead = Settle::new(task.clone(), crate::settle::give_up(&task, crate::settle::DeadReason::Expired));
         let done = Settle::new(task.clone(), task.unchanged(To::Done));
-        let parts = |settles: &[&Settle]| within_bytes(settles).map(<[_]>::len).collect::<Vec<_>>();
+        let parts = |settles: &[&Settle]| parts(settles).map(<[_]>::len).collect::<Vec<_>>();
         assert_eq!(parts(&[&dead; 8]), [3, 3, 2]);
         assert_eq!(parts(&[&done; 8]), [8], "what just goes is not sent");
         assert!(parts(&[]).is_empty());

@@ -8,19 +8,25 @@
 //! writes; and whether one has is known by reading the value, even if the tasks have run and are gone by then. A value that
 //! names another batch never passes for ours: nothing is acknowledged on the strength of somebody else's commit.
 //!
+//! The rows also say who enqueues: STORE is the number by which a store has the slot of its ids (`id.rs`). A store that makes its first turn, or
+//! one in the place of an old one, looks whether another has its slot, and then goes on under the next number. Of two that look at the same
+//! time at least the later one sees the other: both have made their rows before.
+//!
 //! *Failure.* A turn whose end is not known when its inserter gives up is not used again; a new row is made. Whoever makes a store's first, or
 //! one in the place of an old one, removes those that were not used for a day; nobody uses them any more, for after half a day without use a
 //! store makes a new one. SQLite needs none of this: between it and us no answer is lost.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use crate::clock::Timestamp;
 use crate::error::{Error, Fault, Result};
-use crate::id::TaskId;
+use crate::id::{TaskId, in_slots};
 
 use super::Store;
 use super::db::{Connection, Dialect, Value, query};
+use super::node::{count_up, first_value};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 
@@ -37,13 +43,19 @@ pub(super) struct Turn {
 /// The turns of a store that nobody uses.
 #[derive(Debug)]
 pub(super) struct Turns {
-    /// Of this store: its number is never given out again.
-    store: i64,
+    /// Of this store: its number is never given out again. Another, when it has moved.
+    store: AtomicI64,
     free: Mutex<(Vec<Turn>, u32)>,
 }
 
 /// The compare-and-set: changes one row, or none if the batch was written before.
 pub(super) const TAKE_TURN: &str = "UPDATE redrive_counter SET value = ? WHERE name = ? AND value = ?";
+
+/// How often a store moves on at the most: those that have come and gone in a day may be more than there are slots.
+const MOST_MOVES: u32 = 4;
+
+/// The counter of stores.
+pub(super) const SLOT: &str = "slot";
 
 /// How long after its last use a turn is removed:
 const KEPT_FOR: Duration = Duration::from_secs(86_400);
@@ -54,7 +66,7 @@ const MOST_REMOVED: i64 = 100;
 
 impl Turns {
     pub(super) fn new(store: i64) -> Self {
-        Self { store, free: Mutex::default() }
+        Self { store: AtomicI64::new(store), free: Mutex::default() }
     }
 }
 
@@ -74,19 +86,41 @@ impl Store {
             free.1 += 1;
             (free.1, old || free.1 == 1)
         };
-        let name = format!("insert/{}/{number}", turns.store);
-        let first = match self.dialect() {
-            Dialect::MySql => "INSERT IGNORE INTO redrive_counter (name, value) VALUES (?, ?)",
-            _ => "INSERT INTO redrive_counter (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING",
-        };
+        let mut moves = if tidies { MOST_MOVES } else { 0 };
+        loop {
+            let store = turns.store.load(Ordering::Acquire);
+            let turn = self.make_turn(format!("insert/{store}/{number}"), tidies, now).await?;
+            if moves == 0 || !self.has_twin(store).await? {
+                return Ok(Some(turn));
+            }
+            moves -= 1;
+            let next = count_up(self.pools(), SLOT).await?;
+            self.ids().move_to(next);
+            turns.store.store(next, Ordering::Release);
+        }
+    }
+
+    async fn make_turn(&self, name: String, tidies: bool, now: Timestamp) -> Result<Turn> {
         let made = self.ids().next(0, now).as_i64();
         retrying!(self.pools(), Use::Write, Scope::Statement, "beginning to enqueue", |c, _| {
             if tidies {
                 remove_unused(c, now - KEPT_FOR).await?;
             }
-            c.execute(query(first).bind(&*name).bind(made)).await
+            c.execute(query(first_value(c.dialect())).bind(&*name).bind(made)).await
         })?;
-        Ok(Some(Turn { name, last: made, batch: made }))
+        Ok(Turn { name, last: made, batch: made })
+    }
+
+    /// Whether another store that enqueues has the slot of this one.
+    async fn has_twin(&self, store: i64) -> Result<bool> {
+        let all = "SELECT name FROM redrive_counter WHERE name LIKE 'insert/%'";
+        let names = retrying!(self.pools(), Use::Read, Scope::Statement, "looking who else enqueues", |c, _| {
+            let rows = c.rows(query(all)).await?;
+            rows.iter().map(|row| row.columns().text().map(str::to_owned)).collect::<sqlx::Result<Vec<String>>>()
+        })?;
+        let number = |name: &String| name.split('/').nth(1)?.parse::<i64>().ok();
+        let is_twin = |other: i64| other != store && in_slots(other) == in_slots(store);
+        Ok(names.iter().filter_map(number).any(is_twin))
     }
 
     /// It may be used again, if what became of it is known.
@@ -139,6 +173,11 @@ impl Turn {
     pub(super) fn end(&mut self) {
         self.last = self.batch;
     }
+}
+
+/// The batch is written, and what came after it failed: the next try finds out what became of each.
+pub(super) fn unheard(e: &sqlx::Error) -> sqlx::Error {
+    sqlx::Error::Protocol(format!("after an insert was committed: {e}"))
 }
 
 /// The batch was written before, by a try of ours whose answer we did not hear.

@@ -8,6 +8,8 @@ use crate::harness::*;
 
 layouts!(
     redrive_makes_a_new_task,
+    what_is_brought_back_again_and_again_is_known_by_its_first_id,
+    letters_of_any_size_are_moved_together,
     redrive_drops_a_deadline_that_has_passed,
     redrive_may_bring_a_new_policy,
     a_living_twin_keeps_the_letter_dead,
@@ -43,6 +45,33 @@ async fn redrive_makes_a_new_task(db: Db) {
     assert_eq!(db.count("retry_dead").await, 0);
     assert_eq!(claim_all(&db.store, node, later(100)).await.tasks.len(), 1);
     assert_eq!(db.store.redrive(&[task.id], None, "bob", later(101)).await.unwrap(), [Redriven::Gone]);
+}
+
+async fn what_is_brought_back_again_and_again_is_known_by_its_first_id(db: Db) {
+    let first = dead(&db, new(1).no_key()).await;
+    let mut letter = first;
+    for n in 1..4 {
+        let went = db.store.redrive(&[letter], None, "alice", later(n)).await.unwrap();
+        let [Redriven::As(id)] = went[..] else { panic!("{went:?}") };
+        let task = db.store.get(id).await.unwrap().unwrap();
+        assert_eq!((task.key, task.origin_id), (Some(first.to_string()), Some(letter)));
+        db.store.fail(id, later(n)).await.unwrap();
+        letter = id;
+    }
+}
+
+/// More than a server takes in one statement: 16 MiB, by default.
+async fn letters_of_any_size_are_moved_together(db: Db) {
+    let large = |n| NewTask::new("m", &format!("{n}{}", "x".repeat(200 << 10))).unwrap();
+    let mut ids = Vec::new();
+    for n in 0..120 {
+        ids.push(dead(&db, large(n)).await);
+    }
+    let went = db.store.redrive(&ids[..100], None, "alice", later(1)).await.unwrap();
+    assert!(went.iter().all(|went| matches!(went, Redriven::As(_))), "{went:?}");
+    assert_eq!(db.store.discard(&ids[100..], "alice", None, later(1)).await.unwrap(), 20);
+    let counts = (db.count("retry_task").await, db.count("retry_dead").await, db.count("retry_archive").await);
+    assert_eq!(counts, (100, 0, 120));
 }
 
 async fn redrive_drops_a_deadline_that_has_passed(db: Db) {

@@ -1,10 +1,11 @@
-//! An insert whose answer was lost, while somebody else holds one of its keys: it is there once.
+//! An insert whose answer was lost, while somebody else holds one of its keys: it is there once. And others who write at the same time.
 //!
 //! SQLite is not asked: between it and us no answer is lost.
 
 use std::time::Duration;
 
-use redrive::store::{Fault, Faults};
+use redrive::Outcome;
+use redrive::store::{Fault, Faults, KeyWalk, Retention};
 
 use crate::harness::*;
 
@@ -13,12 +14,32 @@ mod postgres {
     async fn a_lock_after_a_lost_answer_does_not_write_twice() {
         super::a_lock_after_a_lost_answer_does_not_write_twice(crate::harness::Kind::Postgres).await;
     }
+
+    #[tokio::test]
+    async fn of_all_who_enqueue_each_has_a_slot_of_its_own() {
+        super::of_all_who_enqueue_each_has_a_slot_of_its_own(crate::harness::Kind::Postgres).await;
+    }
+
+    #[tokio::test]
+    async fn old_keys_are_removed_while_somebody_holds_others() {
+        super::old_keys_are_removed_while_somebody_holds_others(crate::harness::Kind::Postgres).await;
+    }
 }
 
 mod mysql {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_lock_after_a_lost_answer_does_not_write_twice() {
         super::a_lock_after_a_lost_answer_does_not_write_twice(crate::harness::Kind::MySql).await;
+    }
+
+    #[tokio::test]
+    async fn of_all_who_enqueue_each_has_a_slot_of_its_own() {
+        super::of_all_who_enqueue_each_has_a_slot_of_its_own(crate::harness::Kind::MySql).await;
+    }
+
+    #[tokio::test]
+    async fn old_keys_are_removed_while_somebody_holds_others() {
+        super::old_keys_are_removed_while_somebody_holds_others(crate::harness::Kind::MySql).await;
     }
 }
 
@@ -57,4 +78,37 @@ async fn hold_the_keys(db: &Db) {
     other.sql("SELECT task_id FROM redrive_key FOR UPDATE").await.unwrap();
     other.sql(sleep).await.ok(); // its answer is no number
     other.sql("COMMIT").await.unwrap();
+}
+
+/// Slots come round after 1,024 stores. Of two that live, ids could be the same.
+async fn of_all_who_enqueue_each_has_a_slot_of_its_own(kind: Kind) {
+    let (url, _dir) = fresh_url(kind).await;
+    let db = Db::at(kind, url, options()).await;
+    let slot = |id: redrive::TaskId| (id.as_i64() >> 6) % 1024;
+    let mut slots = vec![slot(add(&db.store, new(0)).await)];
+    for n in 1..4 {
+        db.sql("UPDATE redrive_counter SET value = value + 1023 WHERE name = 'slot'").await;
+        let other = db.another().await;
+        add(&other, new(n)).await; // of this one the slot may still be the other's
+        slots.push(slot(add(&other, new(n + 100)).await));
+    }
+    let found = slots.clone();
+    slots.sort_unstable();
+    slots.dedup();
+    assert_eq!(slots.len(), 4, "{found:?}");
+}
+
+/// A transaction that has written a key may stay open for long.
+async fn old_keys_are_removed_while_somebody_holds_others(kind: Kind) {
+    let (url, _dir) = fresh_url(kind).await;
+    let db = Db::at(kind, url, options()).await;
+    let (task, _) = claimed(&db.store, new(1).key("old").dedup_for(Duration::from_secs(60))).await;
+    end(&db.store, &task, Outcome::Done, NOW).await;
+    let keys: Vec<_> = (2..40).map(new).collect();
+    let mut open = db.store.begin().await.unwrap();
+    db.store.insert_in(&mut open, keys, NOW).await.unwrap();
+    let sweeping = async { db.store.sweep_old(&Retention::default(), &mut KeyWalk::default(), later(100)).await };
+    let swept = tokio::time::timeout(Duration::from_secs(5), sweeping).await.expect("it waits for the transaction");
+    assert_eq!(swept.unwrap().keys, 1);
+    open.commit().await.unwrap();
 }
