@@ -175,7 +175,10 @@ fn a_key_holds_for_who_waits_as_for_who_enqueues() {
     }
     let requests: Vec<String> = got.try_iter().map(|request| request.to_lowercase()).collect();
     assert_eq!(requests.len(), 2, "each key was sent once: {requests:?}");
-    assert!(requests[0].contains("idempotency-key: a") && requests[1].contains("idempotency-key: b"), "{requests:?}");
+    assert!(
+        requests[0].contains("idempotency-key: order/7/a") && requests[1].contains("idempotency-key: order/7/b"),
+        "{requests:?}"
+    );
     let (_, task) = server.json("GET", &format!("/api/v1/tasks/{}", first["id"].as_str().unwrap()), &Value::Null);
     assert_eq!((&task["created_by"], &task["business_id"]), (&json!("admin"), &json!("7")), "{task}");
 }

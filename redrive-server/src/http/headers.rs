@@ -5,7 +5,7 @@
 //! | `webhook-id` | the task's id: the same in all attempts |
 //! | `webhook-timestamp` | when this attempt was made, in seconds since 1970 |
 //! | `webhook-signature` | of a target with signing secrets: one `v1,…` for each, after Standard Webhooks |
-//! | `idempotency-key` | the task's key, or its id; the caller's own wins |
+//! | `idempotency-key` | the task's key, or its id, within its business: [`idempotency_key`]; the caller's own wins |
 //! | `redrive-attempt` | which attempt it is, from 1 |
 //! | `redrive-fence` | the task's id and version: a receiver that has seen a greater one can refuse this |
 //! | `traceparent` | the caller's, if it gave one |
@@ -15,7 +15,7 @@
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
-use redrive::{Context, Timestamp};
+use redrive::{Business, Context, Timestamp};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
 /// What a caller cannot set: it belongs to the connection, follows from the request, or is ours. So is all that begins
@@ -82,10 +82,9 @@ impl Sending {
         let task = cx.task();
         // A redriven task is the same request again, to whoever has seen the first.
         let first = task.and_then(|task| task.origin_id).unwrap_or_else(|| cx.task_id()).to_string();
-        let key = cx.key().map(String::from).filter(|key| HeaderValue::from_str(key).is_ok()).unwrap_or(first);
         Self {
             id: cx.task_id().to_string(),
-            key: Some(key),
+            key: Some(idempotency_key(cx.business().as_deref(), cx.key().as_deref(), first)),
             attempt: Some(cx.attempt()),
             fence: Some(cx.fence()),
             traceparent: task.and_then(|task| task.traceparent.as_deref()).or(traceparent).map(str::to_owned),
@@ -116,6 +115,28 @@ impl Sending {
             }
         }
     }
+}
+
+/// A key is unique within its business only, and so is what is sent of it: `TYPE/ID/KEY`. Without a key it is the id of the
+/// first task, which a redriven one may have for its key.
+fn idempotency_key(business: Option<&Business>, key: Option<&str>, first: String) -> String {
+    let part = |text: &str| visible(text).replace('/', "%2F");
+    match business {
+        Some(Business { kind, id }) => format!("{}/{}/{}", part(kind), part(id), visible(key.unwrap_or(&first))),
+        None => key.filter(|key| HeaderValue::from_str(key).is_ok()).map_or(first, str::to_owned),
+    }
+}
+
+/// A text as a header can have it: an id may be in any language. Different texts stay different.
+pub(crate) fn visible(text: &str) -> String {
+    let is_visible = |byte: u8| (b' '..=b'~').contains(&byte) && byte != b'%';
+    text.bytes().fold(String::with_capacity(text.len()), |mut said, byte| {
+        match is_visible(byte) {
+            true => said.push(char::from(byte)),
+            false => said += &format!("%{byte:02X}"),
+        }
+        said
+    })
 }
 
 /// What of these headers may go to another origin.
@@ -159,6 +180,29 @@ mod tests {
         assert_eq!(signatures(std::slice::from_ref(&key), id, seconds, body), one);
         let two = signatures(&[key, b"another".to_vec()], id, seconds, body);
         assert!(two.starts_with(&format!("{one} v1,")) && two.len() == 2 * one.len() + 1, "{two}");
+    }
+
+    #[test]
+    fn ids_of_any_language_are_sent() {
+        assert_eq!(visible("trip-7/hotel/run"), "trip-7/hotel/run");
+        assert_eq!(visible("旅行 7%"), "%E6%97%85%E8%A1%8C 7%25");
+    }
+
+    #[test]
+    fn the_same_key_of_two_businesses_is_two() {
+        let of = |kind: &str, id: &str, key| {
+            idempotency_key(Some(&Business { kind: kind.into(), id: id.into() }), key, "0r".into())
+        };
+        assert_eq!(of("order", "7", Some("pay")), "order/7/pay");
+        assert_eq!(of("order/7", "8", Some("pay/once")), "order%2F7/8/pay/once");
+        assert_eq!(of("订", "7%", Some("付")), "%E8%AE%A2/7%25/%E4%BB%98");
+        assert_eq!(
+            of("order", "7", None),
+            of("order", "7", Some("0r")),
+            "a redriven letter's key is the first one's id"
+        );
+        let alone = |key| idempotency_key(None, key, "0r".into());
+        assert_eq!((alone(Some("pay%")), alone(None), alone(Some("a\n"))), ("pay%".into(), "0r".into(), "0r".into()));
     }
 
     #[test]

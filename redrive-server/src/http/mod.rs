@@ -28,6 +28,7 @@ pub use call::{CallFailed, HttpCall};
 pub(crate) use deliver::tls;
 pub use deliver::{DeliveryError, HttpDelivery};
 pub use guard::{Guard, Refused};
+pub(crate) use headers::visible;
 pub use request::HttpRequest;
 pub use target::Target;
 

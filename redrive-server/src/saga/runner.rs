@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 
 use super::face::{Asks, Spec};
 use super::template::{Root, Values};
-use crate::http::{Answer, DeliveryError, HttpDelivery, HttpRequest};
+use crate::http::{Answer, DeliveryError, HttpDelivery, HttpRequest, visible};
 
 /// How long what is under way is left alone, if it does not say.
 const POLL_EVERY: Duration = Duration::from_secs(2);
@@ -110,18 +110,6 @@ fn request(asks: &Asks, cx: &StepCx) -> Result<HttpRequest, StepError> {
     Ok(request)
 }
 
-/// A text as a header can have it: a saga's id may be in any language. Different texts stay different.
-fn visible(text: &str) -> String {
-    let is_visible = |byte: u8| (b' '..=b'~').contains(&byte) && byte != b'%';
-    text.bytes().fold(String::with_capacity(text.len()), |mut said, byte| {
-        match is_visible(byte) {
-            true => said.push(char::from(byte)),
-            false => said += &format!("%{byte:02X}"),
-        }
-        said
-    })
-}
-
 /// Whether all its headers can be sent as they are, with values in place of templates. One that cannot be would be left out, and the
 /// request would be another.
 fn sendable(request: &HttpRequest) -> Result<(), String> {
@@ -199,12 +187,6 @@ mod tests {
 
     fn answer(status: u16) -> Answer {
         Answer { status, ..Answer::default() }
-    }
-
-    #[test]
-    fn ids_of_any_language_are_sent() {
-        assert_eq!(visible("trip-7/hotel/run"), "trip-7/hotel/run");
-        assert_eq!(visible("旅行 7%"), "%E6%97%85%E8%A1%8C 7%25");
     }
 
     #[test]

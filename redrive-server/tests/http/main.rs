@@ -133,7 +133,7 @@ async fn it_is_delivered_until_it_succeeds() {
     let seen = service.seen();
     let of = |name: &str| seen.iter().map(|seen| seen.header(name).unwrap().to_owned()).collect::<Vec<_>>();
     assert_eq!(of("redrive-attempt"), ["1", "2", "3"]);
-    assert_eq!(of("idempotency-key"), ["order-7"; 3]);
+    assert_eq!(of("idempotency-key"), ["order/7/order-7"; 3]);
     assert_eq!(of("webhook-id"), [id.to_string(), id.to_string(), id.to_string()]);
     assert!(of("traceparent").iter().all(|t| t.contains("0af7651916cd43dd8448eb211c80319c")));
     assert!(of("user-agent").iter().all(|agent| agent.starts_with("redrive/")));
@@ -154,6 +154,20 @@ async fn without_a_key_the_id_is_one_and_the_caller_s_own_wins() {
     assert_eq!(seen[0].header("idempotency-key"), seen[0].header("webhook-id"));
     assert_eq!((seen[1].header("idempotency-key"), seen[1].header("x-other")), (Some("mine"), Some("o")));
     assert_eq!((seen[1].method.as_str(), &*seen[1].body), ("PUT", &[0xff, 0x00][..]));
+}
+
+#[tokio::test]
+async fn the_same_key_of_another_business_is_another_request() {
+    let (world, service) = (World::new(LOOPBACK).await, Service::start().await);
+    let call = || world.call(HttpRequest::post(service.url("/status/200")));
+    world.deliver(call().key("pay").business("order", "7")).await;
+    world.deliver(call().key("pay").business("order", "8")).await;
+    world.engine.call(call().key("pay").business("订/单", "7")).await.unwrap();
+    world.deliver(call().business("order", "7")).await;
+    let seen = service.seen();
+    let keys: Vec<_> = seen.iter().map(|seen| seen.header("idempotency-key").unwrap()).collect();
+    let alone = format!("order/7/{}", seen[3].header("webhook-id").unwrap());
+    assert_eq!(keys, ["order/7/pay", "order/8/pay", "%E8%AE%A2%2F%E5%8D%95/7/pay", &alone]);
 }
 
 #[tokio::test]
