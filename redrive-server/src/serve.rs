@@ -87,8 +87,8 @@ pub(crate) async fn run(serve: &Serve) -> anyhow::Result<()> {
     say!("{first}: stopping");
     let stopping = async {
         stopped.cancel();
+        _ = answering.await; // first: what is asked for takes an engine that runs
         tokio::join!(engine.stop(), guards.stop());
-        _ = answering.await;
         store.close().await;
     };
     tokio::select! {

@@ -130,6 +130,25 @@ fn a_bulk_that_takes_its_time_does_not_hold_up_the_stop() {
     assert!(page.status == 503 && page.has("the same filter goes on"), "{}", page.body);
 }
 
+/// Of a request that is half there when the stop begins.
+#[test]
+fn what_is_under_way_is_answered_before_the_engine_stops() {
+    let server = Server::start("");
+    let (_events, _) = begin(&server, &server.token, "GET /api/v1/events", "", "\r\n\r\n"); // it holds up nothing
+    let (mut half, body) = (connect(&server), r#"{"method": "nobodys"}"#);
+    let head = format!("POST /api/v1/tasks HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\n", server.token);
+    write!(half, "{head}expect: 100-continue\r\ncontent-length: {}\r\n\r\n", body.len()).unwrap();
+    half.read_exact(&mut [0; 25]).unwrap(); // "go on": the handler waits for the body
+    server.begin_to_stop();
+    let is_alive = || server.cli_on_database(&["node", "ls", "--json"]).contains("\"state\":\"alive\"");
+    assert!((0..20).all(|_| is_alive()), "the engine stops with a request under way");
+    half.write_all(body.as_bytes()).unwrap();
+    let answer = until_closed(half);
+    assert!(answer.starts_with("HTTP/1.1 201"), "{answer}");
+    server.has_said("stopped");
+    assert!(!is_alive());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_loses_its_token_hears_no_more_of_what_happens() {
     let server = Server::start("");

@@ -329,7 +329,7 @@ impl Engine {
         F: FnOnce(Engine) -> Fut,
         Fut: Future<Output = Result<Written>> + Send + 'static,
     {
-        let lost = |e: tokio::task::JoinError| Error::Conflict {
+        let lost = |e: tokio::task::JoinError| Error::Unavailable {
             doing: "write down",
             id: "a call".into(),
             why: format!("the runtime is stopping: {e}"),

@@ -31,6 +31,17 @@ pub enum Error {
         why: String,
     },
 
+    /// It cannot be done here and now: this engine has stopped, or is cut off from its database. Try again, or elsewhere.
+    #[error("cannot {doing} {id}: {why}")]
+    Unavailable {
+        /// What was asked for.
+        doing: &'static str,
+        /// To which one.
+        id: String,
+        /// What stands against it, and what is known of what was done.
+        why: String,
+    },
+
     /// The database answered with an error, or could not be reached.
     #[error("{doing}: {source}")]
     Database {
@@ -62,6 +73,7 @@ impl Error {
             Self::Invalid(problems) => Self::Invalid(problems.clone()),
             Self::NotFound { what, id } => Self::NotFound { what, id: id.clone() },
             Self::Conflict { doing, id, why } => Self::Conflict { doing, id: id.clone(), why: why.clone() },
+            Self::Unavailable { doing, id, why } => Self::Unavailable { doing, id: id.clone(), why: why.clone() },
             Self::Schema(why) => Self::Schema(why.clone()),
             Self::Database { doing, source } => {
                 let source = DatabaseError { fault: source.fault, message: source.message.clone(), source: None };
@@ -78,9 +90,13 @@ impl Error {
     }
 
     /// Whether the same call may succeed later without anything being changed: a lost connection,
-    /// a deadlock, a failover.
+    /// a deadlock, a failover. What is [unavailable](Self::Unavailable) because its engine has stopped succeeds on another.
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Database { source, .. } if source.is_transient())
+        match self {
+            Self::Database { source, .. } => source.is_transient(),
+            Self::Unavailable { .. } => true,
+            _ => false,
+        }
     }
 }
 

@@ -82,6 +82,8 @@ struct Tally {
     new: u64,
     existed: u64,
     refused: u64,
+    /// The exit code of those that were refused for what is not of themselves: the server stops, or has no database.
+    code: Option<u8>,
 }
 
 impl Tally {
@@ -92,19 +94,28 @@ impl Tally {
     fn count(&mut self, answer: &Value) {
         match (answer.get("problem"), answer.get("existed").and_then(Value::as_bool)) {
             (Some(problem), _) => {
-                self.refused += 1;
-                aside(format!("task {} is refused: {}", self.answered(), Failure::of(problem)));
+                let failure = Failure::of(problem);
+                self.refuse(&failure);
+                aside(format!("task {} is refused: {failure}", self.answered()));
             }
             (None, Some(true)) => self.existed += 1,
             (None, _) => self.new += 1,
         }
     }
 
+    fn refuse(&mut self, failure: &Failure) {
+        self.refused += 1;
+        self.code = self.code.max((!failure.is_of_one()).then_some(failure.code()));
+    }
+
     /// Whether that was all of them.
     fn verdict(&self, tasks: usize) -> Result<(), Failure> {
         match (tasks as u64).saturating_sub(self.answered()) {
             0 if self.refused == 0 => Ok(()),
-            0 => Err(Failure::invalid(format!("{} refused", HumanCount(self.refused)))),
+            0 => {
+                let said = format!("{} refused", HumanCount(self.refused));
+                Err(Failure::new(self.code.unwrap_or(Failure::INVALID), said))
+            }
             lost => Err(Failure::new(Failure::UNREACHABLE, format!("of {lost} there was no answer"))),
         }
     }
@@ -149,6 +160,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn what_was_refused_for_another_s_fault_may_be_sent_again() {
+        let code = |statuses: &[u16]| {
+            let mut tally = Tally::default();
+            let failed = |status: &u16| Failure::of(&json!({ "status": status, "detail": "no" }));
+            statuses.iter().map(failed).for_each(|failure| tally.refuse(&failure));
+            tally.verdict(statuses.len()).unwrap_err().code()
+        };
+        assert_eq!((code(&[422]), code(&[409, 422])), (Failure::INVALID, Failure::INVALID));
+        assert_eq!((code(&[422, 503, 422]), code(&[503, 500])), (Failure::UNREACHABLE, Failure::UNREACHABLE));
+        assert_eq!(code(&[500, 422]), Failure::FAILED);
+    }
 
     #[test]
     fn tasks_are_read_however_they_are_written() {

@@ -42,6 +42,10 @@ impl Failure {
         Self::new(Self::NOT_FOUND, said)
     }
 
+    pub(super) fn code(&self) -> u8 {
+        self.code
+    }
+
     pub(super) fn is_not_found(&self) -> bool {
         self.code == Self::NOT_FOUND
     }

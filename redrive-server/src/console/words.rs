@@ -133,6 +133,9 @@ words! {
     sorry_409_do: "Go back and look at it again before you repeat this.", "请返回查看最新状态后再操作。";
     sorry_400: "That is not understood", "无法理解该请求";
     sorry_400_do: "Go back and correct what is named below.", "请返回并更正下面指出的内容。";
+    sorry_unavailable: "This server cannot do it now", "此服务器暂时无法执行";
+    sorry_unavailable_do: "It stops, or has lost its database. Look whether it was done, and repeat it if not, on another server or later.",
+        "服务正在停止，或已与数据库断开。请确认操作是否已完成；若未完成，请在其他服务器上或稍后重试。";
     sorry_503: "The database does not answer in time", "数据库未及时响应";
     sorry_503_do: "Wait a moment and try again. If it stays so, look at the server's log and at the database.",
         "请稍候重试。若持续如此，请检查服务日志和数据库。";
@@ -723,6 +726,7 @@ impl Words {
         match (code, status) {
             ("wrong_form", _) => (w.sorry_form, w.sorry_form_do),
             ("stopping", _) => (w.sorry_stopping, w.sorry_stopping_do),
+            ("unavailable", _) => (w.sorry_unavailable, w.sorry_unavailable_do),
             ("no_engine", _) => (w.sorry_engine, w.sorry_engine_do),
             ("guard_broken", _) => (w.sorry_guard, w.sorry_guard_do),
             ("no_random", _) => (w.sorry_500, w.sorry_500_do),

@@ -71,8 +71,8 @@ impl Demo {
             signals.next().await;
         }
         stopped.cancel();
+        _ = answering.await; // first: what is asked for takes an engine that runs
         stage.engine.stop().await;
-        _ = answering.await;
         stage.engine.store().close().await;
         told
     }

@@ -32,7 +32,7 @@ const PROBLEMS: &[(u16, &str)] = &[
     (413, "The body is too large."),
     (422, "A value is not valid: all of them are listed."),
     (429, "Too many wrong tokens came from your address."),
-    (503, "The database cannot be reached, or it took too long; try again."),
+    (503, "The database cannot be reached, the server stops, or it took too long; try again."),
 ];
 
 /// What the document has beside the routes.

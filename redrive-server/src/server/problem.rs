@@ -57,6 +57,7 @@ impl From<Error> for Problem {
             }
             Error::NotFound { .. } => Self::new(StatusCode::NOT_FOUND, "not_found", said),
             Error::Conflict { .. } => Self::new(StatusCode::CONFLICT, "conflict", said),
+            Error::Unavailable { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", said),
             ref e if e.is_transient() => Self::new(StatusCode::SERVICE_UNAVAILABLE, "database_unavailable", said),
             _ => {
                 tracing::error!(error = said, "a request failed");
@@ -107,4 +108,18 @@ pub(crate) fn unreadable(e: &axum::extract::rejection::BytesRejection) -> Proble
 pub(super) fn too_slow() -> Problem {
     let detail = "it took too long; what you asked for may or may not have been done";
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too_slow", detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_done_here_and_now_may_be_asked_again() {
+        let why = "it has stopped; nothing was written".into();
+        let problem = Problem::from(Error::Unavailable { doing: "enqueue on", id: "this engine".into(), why });
+        assert_eq!((problem.status, problem.code), (503, "unavailable"));
+        assert_eq!(problem.detail, "cannot enqueue on this engine: it has stopped; nothing was written");
+        assert_eq!(problem.into_response().headers()[header::RETRY_AFTER], "1");
+    }
 }

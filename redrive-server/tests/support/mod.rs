@@ -61,9 +61,20 @@ impl Server {
 
     /// Asks it to stop, and waits until it has.
     pub fn stop(&self) {
+        self.begin_to_stop();
+        self.has_said("stopped");
+    }
+
+    /// Asks it to stop, and waits until it has heard that.
+    pub fn begin_to_stop(&self) {
         assert!(Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap().success());
+        self.has_said("SIGTERM: stopping");
+    }
+
+    /// Waits until it has said this.
+    pub fn has_said(&self, line: &str) {
         let said = self.said.lock().unwrap();
-        while said.recv_timeout(PATIENCE).expect("it does not stop") != "stopped" {}
+        while said.recv_timeout(PATIENCE).expect("it does not say so") != line {}
     }
 
     pub fn url(&self) -> String {
@@ -115,6 +126,13 @@ impl Server {
             self.address,
             body.len()
         ))
+    }
+
+    /// What a command says that goes to its database, and not through it.
+    pub fn cli_on_database(&self, args: &[&str]) -> String {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_redrive"));
+        command.args(args).args(["--database", &self.database()]);
+        String::from_utf8(command.current_dir(self.dir.path()).output().unwrap().stdout).unwrap()
     }
 
     /// A command of a person with this server: its code and all that it says.

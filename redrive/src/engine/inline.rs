@@ -104,7 +104,7 @@ impl Engine {
         }
         if !shared.me.may_work() {
             let why = "this node is cut off from its database".into();
-            return Err(Error::Conflict { doing: "write down a call of", id: new.method, why });
+            return Err(Error::Unavailable { doing: "write down a call of", id: new.method, why });
         }
         let waiting = new.clone();
         let mut prepared = shared.store.prepare(new.running_on(shared.me.number()), self.now())?;

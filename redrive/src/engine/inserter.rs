@@ -143,7 +143,7 @@ fn unwritten() -> Error {
 }
 
 fn refusal(why: &str) -> Error {
-    Error::Conflict { doing: "enqueue on", id: "this engine".into(), why: why.into() }
+    Error::Unavailable { doing: "enqueue on", id: "this engine".into(), why: why.into() }
 }
 
 pub(super) async fn run(shared: Arc<Shared>) {

@@ -56,6 +56,7 @@ impl From<&Error> for Envelope {
             Error::Invalid(_) => StatusCode::BAD_REQUEST,
             Error::NotFound { .. } => StatusCode::NOT_FOUND,
             Error::Conflict { .. } => StatusCode::CONFLICT,
+            Error::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
             e if e.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
             Error::Database { .. } | Error::Schema(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };

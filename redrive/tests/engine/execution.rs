@@ -440,8 +440,9 @@ async fn a_task_in_a_transaction_runs_when_it_commits(db: Db) {
 async fn an_engine_that_has_stopped_takes_nothing(db: Db) {
     let (engine, _calls) = engine(&db, ok).await;
     engine.stop().await;
-    let said = engine.enqueue(new(1)).await.unwrap_err().to_string();
-    assert!(said.contains("it has stopped"), "{said}");
+    let e = engine.enqueue(new(1)).await.unwrap_err();
+    assert!(matches!(e, redrive::Error::Unavailable { .. }) && e.is_transient(), "{e:?}");
+    assert_eq!(e.to_string(), "cannot enqueue on this engine: it has stopped; nothing was written");
     assert_eq!(db.count("retry_task").await, 0);
 }
 

@@ -166,7 +166,7 @@ fn take_some(queue: &mut VecDeque<Asked>) -> Vec<Asked> {
 }
 
 fn stopped(id: &str) -> Error {
-    Error::Conflict {
+    Error::Unavailable {
         doing: "write the journal of",
         id: id.into(),
         why: "this engine has stopped, or was cut off at it; whether it was written is not known".into(),
