@@ -63,7 +63,8 @@ fn described(answer: &Value) -> String {
     match (state.as_str(), text(answer, "existed").as_str()) {
         ("", "true") => format!("{id} was there already"),
         ("", _) => format!("{id} is written down"),
-        ("done", _) => "done, at the first try".into(),
+        ("done", _) if text(answer, "error").is_empty() => "done, at the first try".into(),
+        ("done", _) => text(answer, "error"),
         _ => format!("{id} {state}: {}", text(answer, "error")).trim_start().to_owned(),
     }
 }

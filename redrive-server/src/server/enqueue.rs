@@ -206,7 +206,7 @@ struct Answered {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     result: Option<HttpAnswer>,
-    /// With `wait`: why it is not done.
+    /// With `wait`: why it is not done; or, if it is, what could not be written down of that.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     /// Of a line of many: why it is not written down.
@@ -264,12 +264,7 @@ async fn try_now(app: &App, mut new: New, by: &By<'_>) -> Answer<(StatusCode, An
 
 fn tried(outcome: Result<HttpAnswer, CallError<HttpAnswer, CallFailed>>) -> Answer<(StatusCode, Answered)> {
     let said = |state, e: &CallError<HttpAnswer, CallFailed>| {
-        // What it answered says more than that it was not what was wanted. The state and the id are said beside it.
-        let error = match e.cause() {
-            Some(Cause::Unmet(answer)) => answer.unmet(),
-            Some(cause) => cause.to_string(),
-            None => "its first try was cut off".into(),
-        };
+        let error = e.cause().map_or_else(|| "its first try was cut off".into(), why);
         Answered { state: Some(state), error: Some(error), ..Answered::default() }
     };
     Ok(match outcome {
@@ -284,9 +279,35 @@ fn tried(outcome: Result<HttpAnswer, CallError<HttpAnswer, CallFailed>>) -> Answ
         Err(ref e @ CallError::Exhausted { task_id, .. }) => {
             (StatusCode::OK, Answered { id: task_id, ..said("exhausted", e) })
         }
-        Err(CallError::NotRecorded { source, .. }) => return Err(source.into()),
+        Err(CallError::NotRecorded { cause: Some(Cause::Untold(answer)), source }) => {
+            (StatusCode::OK, untold(answer, &source))
+        }
+        Err(CallError::NotRecorded { cause, source }) => return Err(unrecorded(cause.as_ref(), source)),
         Err(e) => (StatusCode::OK, said("rejected", &e)),
     })
+}
+
+/// What it answered says more than that it was not what was wanted. The state and the id are said beside it.
+fn why(cause: &Cause<HttpAnswer, CallFailed>) -> String {
+    match cause {
+        Cause::Unmet(answer) => answer.unmet(),
+        cause => cause.to_string(),
+    }
+}
+
+/// It is delivered: who is told to try again would deliver it twice.
+fn untold(answer: HttpAnswer, source: &redrive::Error) -> Answered {
+    let error = format!("it is done, but could not be kept, and its callback, if it has one, not told: {source}");
+    Answered { state: Some("done"), result: Some(answer), error: Some(error), ..Answered::default() }
+}
+
+/// Nothing is written down: the caller is the only one who can try it again, and knows how it went.
+fn unrecorded(cause: Option<&Cause<HttpAnswer, CallFailed>>, source: redrive::Error) -> Problem {
+    let mut problem = Problem::from(source);
+    if let Some(cause) = cause {
+        problem.detail += &format!("; its first try: {}", why(cause));
+    }
+    problem
 }
 
 /// Enqueue thousands of tasks
@@ -343,6 +364,32 @@ impl<S: Send + Sync> axum::extract::FromRequest<S> for Lines {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn unwritten(cause: Option<Cause<HttpAnswer, CallFailed>>) -> Answer<(StatusCode, Answered)> {
+        let why = "it has stopped; nothing was written".into();
+        let source = redrive::Error::Unavailable { doing: "enqueue on", id: "this engine".into(), why };
+        tried(Err(CallError::NotRecorded { cause, source }))
+    }
+
+    #[test]
+    fn what_was_delivered_is_done_whether_it_could_be_written_down_or_not() {
+        let answer = HttpAnswer { status: 201, ..HttpAnswer::default() };
+        let (status, said) = unwritten(Some(Cause::Untold(answer.clone()))).unwrap();
+        assert_eq!((status, said.state, said.result), (StatusCode::OK, Some("done"), Some(answer)));
+        assert!(said.error.is_some_and(|error| error.starts_with("it is done") && error.contains("it has stopped")));
+    }
+
+    #[test]
+    fn what_could_not_be_written_down_says_how_it_was_tried() {
+        let timeout = unwritten(Some(Cause::Timeout(Duration::from_secs(3)))).unwrap_err();
+        assert_eq!(timeout.status, 503);
+        assert!(
+            timeout.detail.ends_with("nothing was written; its first try: no result within 3s"),
+            "{}",
+            timeout.detail
+        );
+        assert!(unwritten(None).unwrap_err().detail.ends_with("nothing was written"), "it was not tried");
+    }
 
     #[test]
     fn what_is_no_trace_context_is_ignored() {
