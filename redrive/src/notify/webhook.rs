@@ -10,6 +10,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
+use percent_encoding::percent_decode_str;
 use reqwest::Url;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use rustls_platform_verifier::BuilderVerifierExt;
@@ -73,6 +74,9 @@ impl Default for Webhook {
     }
 }
 
+/// Shorter parts of an address are not looked for in what is kept: they would be found everywhere.
+const SHORTEST_HIDDEN: usize = 6;
+
 /// The most of a server's answer that is looked at.
 const LONGEST_ANSWER: usize = 64 * 1024;
 
@@ -125,7 +129,8 @@ impl Webhook {
         let answer = sent.map_err(|e| self.error(&e.without_url()))?;
         let status = answer.status();
         let body = read_bounded(answer).await.map_err(|e| self.error(&e.without_url()))?;
-        let said = |why: &str| NotifyError::new(self.hidden(&format!("{why}: {}", storable(body.trim(), 200))));
+        // Hidden before it is cut: half a token is too much of it.
+        let said = |why: &str| NotifyError::new(format!("{why}: {}", storable(&self.hidden(body.trim()), 200)));
         if !status.is_success() {
             return Err(said(&format!("the server answered {status}")));
         }
@@ -180,11 +185,28 @@ impl Webhook {
         NotifyError::new(self.hidden(&chain(e)))
     }
 
-    /// A text without our secrets, whoever put them into it.
+    /// A text without our secrets, whoever put them into it: a server may well say back the path that it was asked for.
     fn hidden(&self, text: &str) -> String {
-        let text = self.url.hide_in(text);
-        self.secret.as_ref().map_or(text.clone(), |secret| secret.hide_in(&text))
+        let parts = self.parsed().map(|url| parts(&url)).unwrap_or_default();
+        let mut all: Vec<Secret> =
+            parts.into_iter().filter(|part| part.len() >= SHORTEST_HIDDEN).map(Secret::from).collect();
+        all.extend([Some(&self.url), self.secret.as_ref()].into_iter().flatten().cloned());
+        all.sort_by_key(|secret| std::cmp::Reverse(secret.reveal().len())); // no part before what it is a part of
+        all.iter().fold(text.to_owned(), |text, secret| secret.hide_in(&text))
     }
+}
+
+/// What of an address may be a token, as it is written and as it is meant.
+fn parts(url: &Url) -> Vec<String> {
+    let query = url.query().unwrap_or_default();
+    let values = query.split('&').map(|pair| pair.split_once('=').map_or(pair, |(_, value)| value));
+    let segments = url.path_segments().into_iter().flatten();
+    let mut all = vec![url.path().to_owned(), format!("{}?{query}", url.path())];
+    all.extend(segments.chain(values).chain(url.password()).map(str::to_owned));
+    let meant = |part: &String| percent_decode_str(part).decode_utf8_lossy().into_owned();
+    let in_a_form = |part: &String| meant(&part.replace('+', " "));
+    let others: Vec<String> = all.iter().flat_map(|part| [meant(part), in_a_form(part)]).collect();
+    [all, others].concat()
 }
 
 struct Request {
@@ -299,6 +321,29 @@ mod tests {
         let secret = Secret::from("SEC0123");
         assert_eq!(dingtalk_signature(&secret, 1_700_000_000_000), "2lI0CLA9w0NryWAswdWUgPoOvPXo1wScAKa+6Qn+lxQ=");
         assert_eq!(feishu_signature(&"demo".into(), 1_700_000_000), "8oT2n3SMKFfEnDoiwer8BUM/SjKLwe9SqoEIHlhDTKo=");
+    }
+
+    #[test]
+    fn no_part_of_an_address_that_may_be_a_token_is_kept() {
+        let url = "https://ada:passw0rd@host/hook/S3cret%2FT0ken/x?key=a%20b+c%3D%3D&n=1&b4retoken";
+        let hook = Webhook { url: url.into(), secret: Some("SEC0".into()), ..Webhook::default() };
+        for said in [
+            url,
+            "/hook/S3cret%2FT0ken/x?key=a%20b+c%3D%3D&n=1&b4retoken",
+            "/hook/S3cret%2FT0ken/x",
+            "/hook/S3cret/T0ken/x",
+            "S3cret%2FT0ken",
+            "S3cret/T0ken",
+            "a%20b+c%3D%3D",
+            "a b+c==",
+            "a b c==",
+            "b4retoken",
+            "passw0rd",
+            "SEC0",
+        ] {
+            assert_eq!(hook.hidden(&format!("cannot POST {said}, sorry")), "cannot POST ***, sorry", "{said}");
+        }
+        assert_eq!(hook.hidden("x is not 1 hook"), "x is not 1 hook", "short words are everywhere");
     }
 
     #[test]

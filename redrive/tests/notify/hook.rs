@@ -59,7 +59,7 @@ impl Hook {
 
     /// A webhook to it, with a token in its address.
     pub fn webhook(&self, format: Format) -> Webhook {
-        let url = format!("http://127.0.0.1:{}/send?access_token=T0KEN", self.port);
+        let url = format!("http://127.0.0.1:{}/send?access_token=S3cretT0KEN", self.port);
         Webhook { url: url.into(), format, ..Webhook::default() }
     }
 
