@@ -377,6 +377,23 @@ async fn a_value_changes_neither_where_a_request_goes_nor_what_it_says() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_key_of_a_step_is_redrive_s_to_set() {
+    let redrive = Redrive::start();
+    let asks = json!({ "url": "https://h.example.org/a", "headers": { "Idempotency-KEY": "mine" } });
+    let steps = json!([{ "name": "a", "do": asks, "undo": asks }]);
+    let (status, problem) =
+        redrive.ask("POST", "/sagas", &json!({ "id": "k", "saga": { "name": "n", "steps": steps } })).await;
+    let wrong: Vec<_> =
+        problem["errors"].as_array().unwrap().iter().map(|wrong| wrong["field"].as_str().unwrap()).collect();
+    assert_eq!(status, 422);
+    assert_eq!(
+        wrong,
+        ["do", "undo"].map(|what| format!("saga.steps[0].{what}.headers.Idempotency-KEY")),
+        "{problem:#}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_too_large_with_its_values_is_refused_and_not_sent() {
     let (service, redrive) = (Service::default(), Redrive::start());
     let at = service.start().await;

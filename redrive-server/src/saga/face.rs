@@ -16,6 +16,9 @@ use super::template::{Encoding, Reference, Room, Root, Template, Values, fill, t
 use super::{METHOD, part_of_target};
 use crate::http::{HttpDelivery, HttpRequest};
 
+/// A step's is its place in its saga.
+pub(super) const IDEMPOTENCY_KEY: &str = "idempotency-key";
+
 /// A request with templates in it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -285,6 +288,10 @@ impl Checks<'_> {
         }
         for nothing in templates.iter().flat_map(|template| template.missing_in(self.input)) {
             problems.add(at, format!("there is no {nothing}"));
+        }
+        for name in asks.headers.keys().filter(|name| name.eq_ignore_ascii_case(IDEMPOTENCY_KEY)) {
+            problems
+                .add(format!("{at}.headers.{name}"), "is redrive's to set: SAGA/STEP/OP, the same in every attempt");
         }
         problems.require(asks.has_fixed_host(), at, || "no template can be in the host of an address".into());
         if let Some(Err(Error::Invalid(wrong))) =

@@ -27,7 +27,7 @@ use redrive::saga::{Op, Ran, StepCx, StepError, StepRunner};
 use reqwest::header::HeaderValue;
 use serde_json::{Value, json};
 
-use super::face::{Asks, Spec};
+use super::face::{Asks, IDEMPOTENCY_KEY, Spec};
 use super::template::{Root, Values};
 use crate::http::{Answer, DeliveryError, HttpDelivery, HttpRequest, visible};
 
@@ -103,11 +103,25 @@ fn request(asks: &Asks, cx: &StepCx) -> Result<HttpRequest, StepError> {
     let mut request = asks.request(&Known(cx)).map_err(StepError::refused)?;
     sendable(&request).map_err(StepError::refused)?;
     request.validate().map_err(StepError::refused)?; // once more: of what it is with its values only a sample was known
-    request.headers.insert("idempotency-key".into(), visible(&cx.key()));
-    for (name, value) in [("saga", cx.saga_id()), ("saga-step", &cx.place()), ("saga-op", cx.op().as_str())] {
-        request.headers.insert(format!("redrive-{name}"), visible(value));
-    }
+    let (key, place) = (cx.key(), cx.place());
+    sign(
+        &mut request,
+        [
+            (IDEMPOTENCY_KEY, key.as_str()),
+            ("redrive-saga", cx.saga_id()),
+            ("redrive-saga-step", &place),
+            ("redrive-saga-op", cx.op().as_str()),
+        ],
+    );
     Ok(request)
+}
+
+/// Sets headers that are ours. Two that differ in their letters' case alone would both be sent.
+fn sign<'h>(request: &mut HttpRequest, ours: impl IntoIterator<Item = (&'h str, &'h str)>) {
+    for (name, value) in ours {
+        request.headers.retain(|other, _| !other.eq_ignore_ascii_case(name));
+        request.headers.insert(name.into(), visible(value));
+    }
 }
 
 /// Whether all its headers can be sent as they are, with values in place of templates. One that cannot be would be left out, and the
@@ -187,6 +201,16 @@ mod tests {
 
     fn answer(status: u16) -> Answer {
         Answer { status, ..Answer::default() }
+    }
+
+    #[test]
+    fn a_step_sends_one_key() {
+        let headers = [("Idempotency-Key", "mine"), ("IDEMPOTENCY-KEY", "mine, too"), ("x-a", "a")];
+        let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let mut request = HttpRequest { headers, ..HttpRequest::default() };
+        sign(&mut request, [(IDEMPOTENCY_KEY, "trip-7/hotel/run")]);
+        let sent: Vec<_> = request.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        assert_eq!(sent, [(IDEMPOTENCY_KEY, "trip-7/hotel/run"), ("x-a", "a")]);
     }
 
     #[test]
