@@ -206,9 +206,92 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     said
 }
 
+/// Why JSON could not be read, without any of its values: errors are shown to who may not see params.
+pub(crate) fn unreadable(e: &serde_json::Error) -> String {
+    let said = e.to_string();
+    if e.is_syntax() || e.is_eof() {
+        return said;
+    }
+    let at = if e.line() > 0 { format!(" at line {} column {}", e.line(), e.column()) } else { String::new() };
+    let said = said.strip_suffix(&at).unwrap_or(&said);
+    let says_no_value = ["missing field", "duplicate field"].iter().any(|start| said.starts_with(start));
+    match wanted(said) {
+        _ if says_no_value => format!("{said}{at}"),
+        Some(wanted) => format!("expected {wanted}{at}"),
+        None => format!("not what the handler takes{at}"),
+    }
+}
+
+/// What serde would have taken, as it says at the end of its own messages. Of others it is not known what they are made of.
+fn wanted(said: &str) -> Option<&str> {
+    let of_serde = ["invalid type: ", "invalid value: ", "invalid length ", "unknown variant ", "unknown field "];
+    let takes_none = said.ends_with(", there are no fields") || said.ends_with(", there are no variants");
+    let is_known = of_serde.iter().any(|start| said.starts_with(start)) && !takes_none;
+    said.rsplit_once(", expected ").filter(|_| is_known).map(|(_, wanted)| wanted)
+}
+
 #[cfg(test)]
 mod tests {
+    use serde::Deserialize;
+    use serde::de::DeserializeOwned;
+
     use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code, reason = "it is only read")]
+    struct Card {
+        number: u64,
+        kind: Option<Kind>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    enum Kind {
+        Debit,
+        Credit,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Nothing {}
+
+    #[derive(Debug, Deserialize)]
+    #[serde(untagged)]
+    #[allow(dead_code, reason = "it is only read")]
+    enum Either {
+        Number(u64),
+        Truth(bool),
+    }
+
+    fn why<T: DeserializeOwned + fmt::Debug>(json: &str) -> String {
+        unreadable(&serde_json::from_str::<T>(json).unwrap_err())
+    }
+
+    #[test]
+    fn why_json_cannot_be_read_is_said_without_its_values() {
+        assert_eq!(why::<Card>("{\"number\": \"4242, expected 17\"}"), "expected u64 at line 1 column 30");
+        assert_eq!(why::<Card>("{\"number\": -4242}"), "expected u64 at line 1 column 16");
+        assert_eq!(why::<Card>("[4242]"), "expected struct Card with 2 elements at line 1 column 6");
+        assert_eq!(why::<Card>("{\"4242\": 1}"), "expected `number` or `kind` at line 1 column 7");
+        assert_eq!(why::<Kind>("\"4242\""), "expected `Debit` or `Credit` at line 1 column 6");
+        assert_eq!(why::<Nothing>("{\"a, expected 4242\": 1}"), "not what the handler takes at line 1 column 19");
+        assert_eq!(why::<Either>("\"4242\""), "not what the handler takes");
+        assert_eq!(why::<Card>("{}"), "missing field `number` at line 1 column 2");
+        assert_eq!(why::<Card>("{\"number\": 1, \"number\": 4242}"), "duplicate field `number` at line 1 column 22");
+        assert_eq!(why::<Card>("{\"number\": 1"), "EOF while parsing an object at line 1 column 12");
+        assert_eq!(why::<Card>("{number: 1}"), "key must be a string at line 1 column 2");
+        let stored = serde_json::json!({ "number": "4242" });
+        assert_eq!(unreadable(&Card::deserialize(&stored).unwrap_err()), "expected u64");
+    }
+
+    /// Of what an application says of itself nothing is known.
+    #[test]
+    fn what_others_say_of_json_is_not_repeated() {
+        for said in ["4242 is no card", "no card, expected 4242", "card 4242: invalid type: none, expected 4242"] {
+            let e = <serde_json::Error as serde::de::Error>::custom(said);
+            assert_eq!(unreadable(&e), "not what the handler takes", "{said}");
+        }
+    }
 
     #[test]
     fn of_very_many_problems_a_hundred_are_kept_and_the_others_counted() {

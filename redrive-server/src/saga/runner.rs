@@ -46,7 +46,9 @@ impl HttpSteps {
     }
 
     async fn attempt(&self, cx: &StepCx) -> Result<Value, StepError> {
-        let spec: Spec = serde_json::from_value(cx.spec().clone()).map_err(StepError::refused)?;
+        // Why is not said: it would tell of the request.
+        let spec: Spec = serde_json::from_value(cx.spec().clone())
+            .map_err(|_| StepError::refused("the step's requests cannot be read"))?;
         let asks = spec
             .asks(cx.op())
             .ok_or_else(|| StepError::refused(format!("there is no request to {} it", cx.op().as_str())))?;

@@ -13,7 +13,7 @@ use crate::call::{judge, told, try_once, unless_listed};
 use crate::callback::Methods;
 use crate::classify::{Class, ErrorKind, Failure, Kind};
 use crate::context::{Context, Said};
-use crate::error::chain;
+use crate::error::{chain, unreadable};
 use crate::gate::GateConfig;
 use crate::new_task::NewTask;
 use crate::retryable::{IntoTask, Retryable};
@@ -274,7 +274,8 @@ impl Methods for Shared {
 }
 
 pub(super) fn decode<P: DeserializeOwned>(task: &Task) -> Result<P, Outcome> {
-    serde_json::from_str(&task.params).map_err(|e| Outcome::Undecodable(format!("params cannot be read: {e}")))
+    serde_json::from_str(&task.params)
+        .map_err(|e| Outcome::Undecodable(format!("params cannot be read: {}", unreadable(&e))))
 }
 
 impl fmt::Debug for Handler {

@@ -14,7 +14,7 @@ use crate::barrier::BarrierKey;
 use crate::classify::{ErrorKind, Failure, Kind};
 use crate::clock::Timestamp;
 use crate::context::Context;
-use crate::error::chain;
+use crate::error::{chain, unreadable};
 use crate::id::TaskId;
 use crate::policy::Policy;
 
@@ -264,7 +264,8 @@ impl StepCx {
     /// The same by its name: for waits and signals.
     pub fn output_of<T: DeserializeOwned>(&self, step: &str) -> Result<T, StepError> {
         let value = self.value_of(step).ok_or_else(|| StepError::refused(format!("{step} has no output yet")))?;
-        T::deserialize(value).map_err(|e| StepError::refused(format!("the output of {step} cannot be read: {e}")))
+        T::deserialize(value)
+            .map_err(|e| StepError::refused(format!("the output of {step} cannot be read: {}", unreadable(&e))))
     }
 
     /// What came of a step, if it was done and that can be read.
@@ -331,7 +332,8 @@ impl StepCx {
 }
 
 fn read_input<I: DeserializeOwned>(cx: &StepCx) -> Result<I, StepError> {
-    I::deserialize(cx.input()).map_err(|e| StepError::refused(format!("the saga's input cannot be read: {e}")))
+    I::deserialize(cx.input())
+        .map_err(|e| StepError::refused(format!("the saga's input cannot be read: {}", unreadable(&e))))
 }
 
 fn written(output: &impl Serialize) -> Result<Value, StepError> {

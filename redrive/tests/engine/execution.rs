@@ -165,7 +165,7 @@ async fn a_destructor_that_panics_is_a_failed_attempt(db: Db) {
 
 async fn params_that_cannot_be_read_are_dead_at_once(db: Db) {
     let (engine, mut calls) = engine(&db, ok).await;
-    let bad = NewTask::new("m", "not a number").unwrap();
+    let bad = NewTask::new("m", "4242 4242, not a number").unwrap();
     let id = engine.enqueue(bad).await.unwrap().id;
     while db.store.get_dead(id).await.unwrap().is_none() {
         moment().await;
@@ -173,6 +173,8 @@ async fn params_that_cannot_be_read_are_dead_at_once(db: Db) {
     engine.stop().await;
     let letter = db.store.get_dead(id).await.unwrap().unwrap();
     assert_eq!((letter.reason, letter.task.attempts), (DeadReason::Undecodable, 0));
+    let said = letter.task.last_error.unwrap().message;
+    assert!(said.starts_with("params cannot be read: expected ") && !said.contains("4242"), "{said}");
     assert!(calls.try_recv().is_err());
 }
 
