@@ -464,7 +464,12 @@ fn a_saga_that_is_not_there_is_told_from_a_failure() {
     let place = Place::served();
     assert!(place.fails(3, &["saga", "kill", "trip-7"]).contains("trip-7"));
     place.fails(3, &["saga", "retry", "trip-7", "--json"]);
-    place.fails(1, &["saga", "retry", "trip-7", "trip-8"]);
+    assert!(place.fails(3, &["saga", "retry", "trip-7", "trip-8"]).contains("2 of 2 are not there"));
+    let saga = r#"{"name": "n", "steps": [{"name": "a", "kind": {"wait_for": {"signal": "s", "timeout": "1h"}}}]}"#;
+    std::fs::write(place.dir.join("trip.json"), saga).unwrap();
+    place.ok(&["saga", "start", "trip-9", "trip.json"]);
+    place.fails(1, &["saga", "skip", "nothing", "trip-8", "trip-9"]);
+    place.fails(3, &["saga", "cancel", "trip-8", "trip-9"]);
 }
 
 #[test]

@@ -193,12 +193,16 @@ impl Which {
             }
         }
         let would = format!("would be {}", done(&text(&act, "action")));
-        let each = |saga: &Value| match self.dry_run {
-            true => out.say(saga, format!("{}: {would}", text(saga, "id"))),
-            false => heard_or_not(said(saga, out)),
+        let mut gone = 0;
+        let each = |saga: &Value| {
+            gone += u64::from(text(saga, "code") == "not_found");
+            match self.dry_run {
+                true => out.say(saga, format!("{}: {would}", text(saga, "id"))),
+                false => heard_or_not(said(saga, out)),
+            }
         };
         let (n, last) = follow(api, &body(self.dry_run), each).await?;
-        finished(n, &last, out)
+        finished(n, gone, &last, out)
     }
 }
 
@@ -249,11 +253,13 @@ fn said(saga: &Value, out: Out) -> std::io::Result<()> {
     out.say(saga, format!("{}: {how}", text(saga, "id")))
 }
 
-fn finished(n: u64, last: &Value, out: Out) -> anyhow::Result<()> {
+/// Says what came of `n` of them, of which so many are not there.
+fn finished(n: u64, gone: u64, last: &Value, out: Out) -> anyhow::Result<()> {
     if let Some(problem) = last.get("problem") {
         return Err(Failure::of(problem).into());
     }
     match last.get("failed").and_then(Value::as_u64) {
+        Some(failed @ 1..) if failed == gone => Err(Failure::not_found(format!("{gone} of {n} are not there")).into()),
         Some(failed @ 1..) => Err(Failure::failed(format!("{failed} of {n} could not be done")).into()),
         _ if n == 0 && !out.json => Ok(line("there are none")?),
         _ => Ok(()),

@@ -74,6 +74,8 @@ enum Line {
     /// It was not done, and why.
     Failed {
         id: String,
+        /// As that of a problem: `not_found`, `conflict`, …
+        code: &'static str,
         problem: String,
     },
     /// That was all.
@@ -182,7 +184,8 @@ impl Run {
             }
             Err(e) => {
                 self.failed += 1;
-                Ok(Line::Failed { id, problem: e.to_string() })
+                let problem = e.to_string();
+                Ok(Line::Failed { id, code: Problem::from(e).code, problem })
             }
         }
     }
