@@ -274,6 +274,8 @@ pub(crate) struct Flow {
     pub(crate) after: Vec<Steps>,
     /// Of each step: all that come after it.
     pub(crate) below: Vec<Steps>,
+    /// Of each step: all that come before it.
+    pub(crate) above: Vec<Steps>,
     pub(crate) pivot: Option<usize>,
 }
 
@@ -290,7 +292,8 @@ impl Flow {
         problems = problems.into_result().map_or_else(Err, |()| Ok(Problems::default()))?;
         let below = closure(&after).ok_or_else(|| Error::invalid("steps", "some wait for each other in a circle"))?;
         let pivot = definition.steps.iter().position(|step| step.pivot);
-        let flow = Self { definition, by_name, after, below, pivot };
+        let above = turned(&below);
+        let flow = Self { definition, by_name, after, below, above, pivot };
         flow.check_pivot(&mut problems);
         flow.check_back_to(&mut problems);
         problems.into_result()?;
@@ -316,8 +319,7 @@ impl Flow {
 
     /// All that come before a step.
     pub(crate) fn above(&self, i: usize) -> Steps {
-        let is_above = |(j, below): (usize, &Steps)| if below >> i & 1 == 1 { 1 << j } else { 0 };
-        self.below.iter().enumerate().map(is_above).fold(0, |all, one| all | one)
+        self.above.get(i).copied().unwrap_or(0)
     }
 
     /// Where a saga goes back to when the time of this step is up; `None`: it is undone.
@@ -455,6 +457,12 @@ fn closure(after: &[Steps]) -> Option<Vec<Steps>> {
         below.iter_mut().enumerate().filter(|(j, _)| before >> j & 1 == 1).for_each(|(_, below)| *below |= mine);
     }
     Some(below)
+}
+
+/// Of each step, those that have it among theirs.
+fn turned(of: &[Steps]) -> Vec<Steps> {
+    let who_has = |i: usize| of.iter().enumerate().fold(0, |all, (j, theirs)| all | (theirs >> i & 1) << j);
+    (0..of.len()).map(who_has).collect()
 }
 
 #[cfg(test)]

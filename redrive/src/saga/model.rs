@@ -456,3 +456,61 @@ fn a_pivot_that_is_being_undone_does_not_become_the_point_of_no_return() {
     let Err(Illegal::Not(why)) = advance(&state, Some(done), START) else { panic!("it is being undone") };
     assert!(why.contains("is being undone"), "{why}");
 }
+
+/// A saga that is told things one after the other, at the time that it is.
+struct Told {
+    state: State,
+    now: Timestamp,
+}
+
+impl Told {
+    fn begin(steps: &Value) -> Self {
+        let definition = serde_json::from_value(json!({ "name": "s", "steps": steps })).unwrap();
+        let state = State::new(Arc::new(Flow::new(definition).unwrap()), Arc::new(Value::Null));
+        let mut told = Self { state, now: START };
+        told.hear(Event::Began);
+        told
+    }
+
+    /// What follows; the tasks that begin with it.
+    fn hear(&mut self, event: Event) -> Vec<Work> {
+        let next = advance(&self.state, Some(event), self.now).unwrap();
+        self.state = next.state;
+        next.start
+    }
+
+    fn done(&mut self, work: Work) -> Vec<Work> {
+        self.hear(Event::Done { work, output: json!(1), by: None })
+    }
+
+    fn refused(&mut self, work: Work) {
+        self.hear(Event::Failed { work, refused: true, error: "no".into() });
+    }
+
+    fn forward(&mut self) -> Vec<Work> {
+        self.hear(Event::Forward { by: "ada".into() })
+    }
+}
+
+fn work(step: &str, op: Op, round: u32) -> Work {
+    Work { step: Some(step.into()), op, round }
+}
+
+#[test]
+fn a_step_begins_when_all_before_it_is_done_again() {
+    let mut saga = Told::begin(&json!([
+        { "name": "z" },
+        { "name": "a", "after": ["z"] },
+        { "name": "w", "after": ["a"], "undo": "nothing" },
+        { "name": "b", "after": ["w"], "undo": "irreversible", "pivot": true },
+    ]));
+    ["z", "a", "w"].iter().for_each(|step| _ = saga.done(work(step, Op::Run, 1)));
+    saga.refused(work("b", Op::Run, 1));
+    saga.done(work("a", Op::Undo, 1));
+    saga.refused(work("z", Op::Undo, 1));
+    assert_eq!(saga.state.word(), SagaState::Stuck);
+    assert_eq!(saga.forward(), [work("a", Op::Run, 2)], "what it stands on was taken back");
+    let too_soon = Event::started(work("b", Op::Run, 1));
+    assert_eq!(saga.state.clone().apply(&too_soon, START), Ok(()), "journals have it");
+    assert_eq!(saga.done(work("a", Op::Run, 2)), [work("b", Op::Run, 1)]);
+}

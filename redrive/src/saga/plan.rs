@@ -119,7 +119,7 @@ fn go_on(state: &State) -> Option<Event> {
     if (0..state.steps.len()).any(|i| state.is_undecidable(i)) {
         return None; // a person decides whether it goes on
     }
-    if let Some((_, (def, step))) = steps().find(|(i, (_, step))| step.run == Doing::Idle && state.is_ready(*i)) {
+    if let Some((_, (def, step))) = steps().find(|(i, (_, step))| step.run == Doing::Idle && state.is_its_turn(*i)) {
         return Some(Event::started(work(def, step, Op::Run)));
     }
     let all_run = state.steps.iter().all(|step| step.run.is_over());

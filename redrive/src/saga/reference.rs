@@ -144,8 +144,10 @@ impl Reference {
         matches!(self.steps[i].run, Done | Unknown)
     }
 
+    /// Whether nothing is left to be done before it. That a step is done does not say so of those before that one.
     fn is_ready(&self, i: usize) -> bool {
-        self.def(i).after.iter().all(|before| self.steps[self.place(before)].run.is_over())
+        let is_over = |before: usize| self.steps[before].run.is_over() && self.is_ready(before);
+        self.def(i).after.iter().all(|before| is_over(self.place(before)))
     }
 
     /// To go on or to go back could both be wrong.

@@ -15,8 +15,17 @@ impl State {
 
     /// Whether all that it waits for is done.
     pub(crate) fn is_ready(&self, i: usize) -> bool {
-        let after = self.flow.after.get(i).copied().unwrap_or(0);
-        self.steps.iter().enumerate().all(|(j, step)| !has(after, j) || step.run.is_over())
+        self.are_over(self.flow.after.get(i).copied().unwrap_or(0))
+    }
+
+    /// Whether all that comes before it is done, over however many steps: what was undone may have begun anew, and what came
+    /// between need not have.
+    pub(crate) fn is_its_turn(&self, i: usize) -> bool {
+        self.are_over(self.flow.above(i))
+    }
+
+    fn are_over(&self, these: Steps) -> bool {
+        self.steps.iter().enumerate().all(|(i, step)| !has(these, i) || step.run.is_over())
     }
 
     /// It may have happened, and cannot be undone: whether to go on or back is for a person.

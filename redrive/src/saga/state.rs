@@ -257,6 +257,7 @@ impl State {
             return self.taken_over(work, begun);
         }
         let startable = match (self.place(work), work.op) {
+            // Journals have steps that began before all was done again that they stand on.
             (Some(i), Op::Run) => self.back.is_none() && self.is_ready(i),
             (Some(i), Op::Undo) => self.back.is_some() && self.steps.get(i).is_some_and(StepState::may_have_happened),
             (Some(i), Op::Confirm) => self.committed && self.steps.get(i).is_some_and(|s| s.run == Doing::Done),
