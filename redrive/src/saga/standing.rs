@@ -84,6 +84,13 @@ impl State {
         step.undo == Doing::Skipped || (irreversible && step.may_have_happened())
     }
 
+    /// A step whose undo was given up and may have had an effect: to go on as if it were still done could be wrong, and to do it anew, too.
+    pub(crate) fn maybe_undone(&self) -> Option<&str> {
+        let is_it = |step: &StepState| matches!(step.undo, Doing::Unknown(_));
+        let i = self.steps.iter().position(is_it)?;
+        self.flow.step(i).map(|def| &*def.name)
+    }
+
     /// Whether a person is needed.
     fn is_stuck(&self) -> bool {
         let stuck = |(i, s): (usize, &StepState)| {

@@ -68,6 +68,8 @@ pub(crate) struct StepState {
     pub(crate) output: Option<Arc<Value>>,
     /// Its run was once given up without anybody knowing whether it had an effect: no later refusal says that there was none.
     pub(super) in_doubt: bool,
+    /// The same of its undo.
+    undo_in_doubt: bool,
     /// Of its run, its undo and its confirmation.
     begun: [Begun; 3],
 }
@@ -84,6 +86,7 @@ impl StepState {
             confirm: Doing::Idle,
             output: None,
             in_doubt: false,
+            undo_in_doubt: false,
             begun: [Begun::default(); 3],
         }
     }
@@ -101,6 +104,19 @@ impl StepState {
             Op::Run => &mut self.run,
             Op::Undo => &mut self.undo,
             Op::Confirm => &mut self.confirm,
+        }
+    }
+
+    /// What may have had an effect once may still have it when it is tried again and refused.
+    fn keep_in_doubt(&mut self, op: Op) {
+        let (doing, in_doubt) = match op {
+            Op::Run => (&mut self.run, &mut self.in_doubt),
+            Op::Undo => (&mut self.undo, &mut self.undo_in_doubt),
+            Op::Confirm => return, // whether it is refused or not, a person is needed
+        };
+        *in_doubt |= matches!(doing, Doing::Unknown(_));
+        if let (Doing::Refused(error), true) = (&mut *doing, *in_doubt) {
+            *doing = Doing::Unknown(std::mem::take(error));
         }
     }
 
@@ -347,8 +363,8 @@ impl State {
             return Err(Illegal::Known);
         }
         *doing = if refused { Doing::Refused(error.to_owned()) } else { Doing::Unknown(error.to_owned()) };
-        if let (Some(i), Op::Run) = (self.place(work), work.op) {
-            self.keep_in_doubt(i);
+        if let Some(step) = self.place(work).and_then(|i| self.steps.get_mut(i)) {
+            step.keep_in_doubt(work.op);
         }
         // Whether the point of no return is passed is not known: that is for a person, whoever wanted to go back.
         let pivot = self.place(work).filter(|i| self.flow.pivot == Some(*i) && work.op == Op::Run);
@@ -356,16 +372,6 @@ impl State {
             self.back = None;
         }
         Ok(())
-    }
-
-    /// What may have had an effect once may still have it when it is tried again and refused.
-    fn keep_in_doubt(&mut self, i: usize) {
-        let Some(step) = self.steps.get_mut(i) else { return };
-        match &step.run {
-            Doing::Refused(error) if step.in_doubt => step.run = Doing::Unknown(error.clone()),
-            Doing::Unknown(_) => step.in_doubt = true,
-            _ => {}
-        }
     }
 
     fn skipped(&mut self, work: &Work) -> Applied {
@@ -478,7 +484,8 @@ impl State {
     }
 
     /// What was undone begins anew; what had failed is tried again under its old name, as it may have had an effect. An undo that was
-    /// left out undid nothing: its step is still done. The deadline counts from now on, or the way forward would end at once.
+    /// left out undid nothing: its step is still done. One that may have had an effect is in old journals only: who asks now is told
+    /// to settle that first ([`maybe_undone`](Self::maybe_undone)). The deadline counts from now on, or the way forward would end at once.
     fn forward(&mut self, at: Timestamp) -> Applied {
         let busy = |s: &StepState| s.undo == Doing::Started || (self.back.is_some() && s.run == Doing::Started);
         if self.whole != Doing::Idle || self.steps.iter().enumerate().any(|(i, s)| self.is_called(i) && busy(s)) {
@@ -498,7 +505,7 @@ impl State {
                 *doing = Doing::Idle;
             }
             if step.undo == Doing::Skipped {
-                step.undo = Doing::Idle;
+                (step.undo, step.undo_in_doubt) = (Doing::Idle, false);
             }
         }
         (self.back, self.timed_from) = (None, at);

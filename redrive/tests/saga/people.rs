@@ -18,6 +18,7 @@ stores!(
     the_other_undos_go_on_if_that_is_wanted,
     a_killed_saga_is_not_undone,
     a_saga_that_was_going_back_goes_forward,
+    what_may_have_been_undone_is_settled_before_it_goes_forward,
     a_saga_with_a_wrong_input_is_given_another,
     what_waits_is_tried_now_and_what_was_given_up_again,
     a_retry_is_in_the_audit_also_if_whoever_asked_has_gone,
@@ -103,6 +104,33 @@ async fn a_saga_that_was_going_back_goes_forward(db: Db) {
     assert_eq!(seen[5..], ["flight", "car"], "the hotel was never given up: {seen:?}");
     assert!(world.keys().contains(&"t/flight#2/run".into()), "what was undone is done anew: {:?}", world.keys());
     assert_eq!(world.keys().iter().filter(|key| *key == "t/car/run").count(), 2, "what had failed is the same effect");
+    engine.stop().await;
+}
+
+async fn what_may_have_been_undone_is_settled_before_it_goes_forward(db: Db) {
+    let world = World::default();
+    let engine = world.engine(&db.store).await;
+    let sagas = engine.sagas();
+    let mut definition = trip();
+    definition.on_undo_failure = OnUndoFailure::Continue;
+    for (id, lost) in [("resolved", Say::Fail), ("skipped", Say::Refuse)] {
+        // Refused at a later attempt, an earlier one may have undone it.
+        world.will("car", [Say::Refuse]).will("flight/undo", [Say::Fail, lost, Say::Refuse]);
+        world.will("hotel/undo", [Say::Refuse]);
+        sagas.start_with(definition.clone(), id, json!(1)).await.unwrap();
+        let failed = async || sagas.get(id).await.unwrap().unwrap().steps()[..2].iter().all(|s| s.undo != "started");
+        while settled(&engine, id).await != SagaState::Stuck || !failed().await {}
+        let why = sagas.forward(id, Some("ada"), None).await.unwrap_err().to_string();
+        assert!(why.contains("not known whether \"flight\" was undone"), "{why}");
+        match id {
+            "resolved" => sagas.resolve(id, "flight", json!(null), Some("ada"), None).await.unwrap(),
+            _ => sagas.skip(id, "flight", Some("ada"), None).await.unwrap(),
+        }
+        sagas.forward(id, Some("ada"), None).await.unwrap();
+        assert_eq!(until(&engine, id, SagaState::is_final).await, SagaState::Succeeded);
+        let anew = world.keys().contains(&format!("{id}/flight#2/run"));
+        assert_eq!(anew, id == "resolved", "what was undone is done anew, and nothing else: {:?}", world.keys());
+    }
     engine.stop().await;
 }
 

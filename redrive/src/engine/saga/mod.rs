@@ -231,7 +231,9 @@ async fn attempt(
         {
             return Outcome::Failed(Failure { class: Class::Retry, ..failure }).into();
         }
-        Err(StepError::Refused(error)) if cx.work.op != Op::Run || is_first(task) => gone_wrong(&cx.work, true, &error),
+        Err(StepError::Refused(error)) if cx.op() == Op::Confirm || is_first(task) => {
+            gone_wrong(&cx.work, true, &error)
+        }
         Err(StepError::Refused(error)) => {
             gone_wrong(&cx.work, false, &format!("refused, but an earlier attempt may have had an effect: {error}"))
         }
@@ -384,7 +386,7 @@ async fn hear(journals: &Journals, failure: FinalFailure) -> Result<(), Verdict>
     let why = serde_json::to_value(failure.reason).ok().and_then(|reason| reason.as_str().map(str::to_owned));
     let error = failure.error.unwrap_or_else(|| why.clone().unwrap_or_default());
     let error = format!("{}: {error}", why.unwrap_or_default());
-    let event = gone_wrong(&params.work, failure.untouched && params.work.op == Op::Run, &error);
+    let event = gone_wrong(&params.work, failure.untouched, &error);
     let given_up = Tell::GivenUp { failed: event, task: failure.task_id, made: params.seq };
     match journals.tell(&params.saga, given_up).await {
         Ok(_) | Err(Error::NotFound { .. }) => Ok(()),

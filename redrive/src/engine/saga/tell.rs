@@ -242,6 +242,14 @@ impl Wish {
             Self::Event(Event::Signal { name, .. }) if state.is_deaf_to(name) => {
                 return Err(format!("it goes back, and no step hears {name:?} meanwhile"));
             }
+            Self::Event(Event::Forward { by }) => match state.maybe_undone() {
+                Some(step) => {
+                    return Err(format!(
+                        "it is not known whether {step:?} was undone; retry, resolve or skip that first"
+                    ));
+                }
+                None => vec![Event::Forward { by: by.clone() }],
+            },
             Self::Event(event) => vec![event.clone()],
             Self::Skip { step, by } => vec![Event::Skipped { work: open(step)?, by: by.clone() }],
             Self::Resolve { step, output, by } => {
@@ -344,5 +352,46 @@ mod tests {
         assert!(!saga.tell("t", &Tell::Again(pay(), doer(2, 0, Some(1), 2)), NOW).unwrap());
         let new = doer(3, 0, None, saga.state.seq);
         assert!(saga.tell("t", &Tell::Failed(failed(), new), NOW).unwrap());
+    }
+
+    /// A saga that is stuck, since `hotel` could not be undone.
+    fn stuck_undo(failures: &[bool]) -> Outcome {
+        let step = |name: &str, after: &[&str]| StepDef {
+            name: name.into(),
+            after: after.iter().map(|&name| name.into()).collect(),
+            ..StepDef::default()
+        };
+        let steps = vec![step("hotel", &[]), step("car", &["hotel"])];
+        let definition = crate::saga::Definition { name: "t".into(), steps, ..Default::default() };
+        let state = State::new(Arc::new(Flow::new(definition).unwrap()), Arc::new(json!(1)));
+        let mut outcome = Outcome::new(state, NOW, [0; 16], None);
+        let work = |step: &str, op| Work { step: Some(step.into()), op, round: 1 };
+        let failed = |work, refused| Event::Failed { work, refused, error: "no".into() };
+        let hotel = Event::Done { work: work("hotel", Op::Run), output: json!(1), by: None };
+        let begin = [Event::Began, hotel, failed(work("car", Op::Run), true)].map(Some);
+        outcome.add(begin, NOW).unwrap();
+        let fails = failures.iter().map(|refused| failed(work("hotel", Op::Undo), *refused));
+        for (i, failed) in fails.enumerate() {
+            let again = (i > 0).then(|| Some(Event::started(work("hotel", Op::Undo))));
+            outcome.add(again.into_iter().chain([Some(failed)]), NOW).unwrap();
+        }
+        outcome
+    }
+
+    #[test]
+    fn it_goes_forward_only_if_it_is_known_what_was_undone() {
+        let forward = Event::Forward { by: "ada".into() };
+        let wish = Tell::Wish(Wish::Event(forward.clone()), None);
+        // Refused or not, at each try.
+        for (failures, is_known) in [(&[true][..], true), (&[false], false), (&[false, true], false)] {
+            let mut saga = stuck_undo(failures);
+            assert_eq!(saga.state.word(), SagaState::Stuck);
+            let mut journaled = saga.state.clone();
+            match saga.tell("t", &wish, NOW) {
+                Ok(is_new) => assert!(is_new && is_known, "{failures:?}"),
+                Err(e) => assert!(!is_known && e.to_string().contains("whether \"hotel\" was undone"), "{e}"),
+            }
+            assert_eq!(journaled.apply(&forward, NOW), Ok(()), "what was written before is still read");
+        }
     }
 }
