@@ -514,3 +514,25 @@ fn a_step_begins_when_all_before_it_is_done_again() {
     assert_eq!(saga.state.clone().apply(&too_soon, START), Ok(()), "journals have it");
     assert_eq!(saga.done(work("a", Op::Run, 2)), [work("b", Op::Run, 1)]);
 }
+
+#[test]
+fn a_wait_begins_anew_when_the_saga_goes_forward() {
+    let wait = json!({ "wait_for": { "signal": "ok", "timeout": "1m", "when_up": "compensate" } });
+    let mut saga = Told::begin(&json!([
+        { "name": "ok", "kind": wait, "undo": "nothing" },
+        { "name": "hotel" },
+        { "name": "car", "after": ["hotel"] },
+    ]));
+    saga.done(work("hotel", Op::Run, 1));
+    saga.refused(work("car", Op::Run, 1));
+    saga.refused(work("hotel", Op::Undo, 1));
+    let minute = Duration::from_secs(60);
+    saga.now = START + 2 * minute;
+    let mut before = saga.state.clone();
+    assert_eq!(saga.forward(), [work("car", Op::Run, 1)]);
+    assert_eq!((saga.state.word(), saga.state.look_again_at()), (SagaState::Running, Some(saga.now + minute)));
+    // As it was written when the time that had passed still counted.
+    for event in [Event::Forward { by: "ada".into() }, Event::TimeUp { work: work("ok", Op::Run, 1) }] {
+        assert_eq!(before.apply(&event, saga.now), Ok(()), "{event:?}");
+    }
+}

@@ -438,6 +438,9 @@ impl Reference {
             if self.steps[i].run.has_failed() {
                 self.steps[i].run = No;
             }
+            if matches!(self.def(i).kind, StepKind::WaitFor { .. }) && self.steps[i].run == Open {
+                self.steps[i].began = at;
+            }
         }
         (self.back, self.timed_from) = (None, at);
     }

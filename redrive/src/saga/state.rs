@@ -485,7 +485,8 @@ impl State {
 
     /// What was undone begins anew; what had failed is tried again under its old name, as it may have had an effect. An undo that was
     /// left out undid nothing: its step is still done. One that may have had an effect is in old journals only: who asks now is told
-    /// to settle that first ([`maybe_undone`](Self::maybe_undone)). The deadline counts from now on, or the way forward would end at once.
+    /// to settle that first ([`maybe_undone`](Self::maybe_undone)). The deadline, and the time of waits for a signal, count from now
+    /// on, or the way forward would end at once.
     fn forward(&mut self, at: Timestamp) -> Applied {
         let busy = |s: &StepState| s.undo == Doing::Started || (self.back.is_some() && s.run == Doing::Started);
         if self.whole != Doing::Idle || self.steps.iter().enumerate().any(|(i, s)| self.is_called(i) && busy(s)) {
@@ -506,6 +507,11 @@ impl State {
             }
             if step.undo == Doing::Skipped {
                 (step.undo, step.undo_in_doubt) = (Doing::Idle, false);
+            }
+        }
+        for (def, step) in self.flow.steps().iter().zip(&mut self.steps) {
+            if matches!(def.kind, StepKind::WaitFor { .. }) && step.run == Doing::Started {
+                step.started_at = at;
             }
         }
         (self.back, self.timed_from) = (None, at);
