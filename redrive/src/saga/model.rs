@@ -490,6 +490,10 @@ impl Told {
     fn forward(&mut self) -> Vec<Work> {
         self.hear(Event::Forward { by: "ada".into() })
     }
+
+    fn run_of(&self, step: &str) -> &state::Doing {
+        &self.state.steps[self.state.flow.place(step).unwrap()].run
+    }
 }
 
 fn work(step: &str, op: Op, round: u32) -> Work {
@@ -535,4 +539,22 @@ fn a_wait_begins_anew_when_the_saga_goes_forward() {
     for event in [Event::Forward { by: "ada".into() }, Event::TimeUp { work: work("ok", Op::Run, 1) }] {
         assert_eq!(before.apply(&event, saga.now), Ok(()), "{event:?}");
     }
+}
+
+#[test]
+fn a_signal_is_kept_for_who_waits_beside_those_that_begin_anew() {
+    let wait = |timeout: Value, up: Value| json!({ "wait_for": { "signal": "ok", "timeout": timeout, "when_up": up } });
+    let mut saga = Told::begin(&json!([
+        { "name": "r" },
+        { "name": "a", "after": ["r"], "kind": wait(json!("10s"), json!({ "back_to": "r" })), "undo": "nothing" },
+        { "name": "b", "kind": wait(Value::Null, json!("compensate")), "undo": "nothing" },
+    ]));
+    saga.done(work("r", Op::Run, 1));
+    saga.now = START + Duration::from_secs(10);
+    saga.state = advance(&saga.state, None, saga.now).unwrap().state;
+    assert!(saga.state.word() == SagaState::Compensating && !saga.state.is_deaf_to("ok"));
+    saga.hear(Event::Signal { name: "ok".into(), payload: json!(1), by: None, key: None });
+    assert_eq!(saga.done(work("r", Op::Undo, 1)), [work("r", Op::Run, 2)]);
+    assert_eq!(*saga.run_of("b"), state::Doing::Done);
+    assert!(saga.state.signals.is_empty(), "it is heard once");
 }

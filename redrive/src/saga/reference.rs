@@ -417,13 +417,15 @@ impl Reference {
 
     fn note_round(&mut self) {
         self.rounds += 1;
-        let again: Vec<usize> = self.all().filter(|i| self.in_scope(*i)).collect();
-        for i in again {
-            if let StepKind::WaitFor { signal, .. } = self.def(i).kind.clone() {
-                self.signals.retain(|said| *said != signal);
-            }
-            self.begin_anew(i);
-        }
+        let (again, others): (Vec<usize>, Vec<usize>) = self.all().partition(|i| self.in_scope(*i));
+        let signal = |i: &usize| match &self.def(*i).kind {
+            StepKind::WaitFor { signal, .. } => Some(signal.clone()),
+            _ => None,
+        };
+        let wanted: Vec<String> = others.iter().filter(|i| !self.steps[**i].run.is_over()).filter_map(signal).collect();
+        let stale: Vec<String> = again.iter().filter_map(signal).filter(|name| !wanted.contains(name)).collect();
+        self.signals.retain(|said| !stale.contains(said));
+        again.into_iter().for_each(|i| self.begin_anew(i));
         self.back = None;
     }
 

@@ -449,7 +449,7 @@ impl State {
         }
         self.round += 1;
         let again = self.flow.since(to);
-        self.forget_signals(again);
+        self.forget_signals();
         (0..self.steps.len()).filter(|i| has(again, *i)).for_each(|i| self.begin_anew(i));
         self.back = None;
         Ok(())
@@ -465,14 +465,11 @@ impl State {
         }
     }
 
-    /// What was said before the new round is not meant for it.
-    fn forget_signals(&mut self, again: Steps) {
-        let of_these = |(i, step): (usize, &StepDef)| match &step.kind {
-            StepKind::WaitFor { signal, .. } if has(again, i) => Some(signal.clone()),
-            _ => None,
-        };
-        let stale: Vec<String> = self.flow.steps().iter().enumerate().filter_map(of_these).collect();
-        self.signals.retain(|(name, _)| !stale.contains(name));
+    /// What was said before the new round is not meant for it; but what was taken since somebody else may hear it is kept for them.
+    fn forget_signals(&mut self) {
+        let mut signals = std::mem::take(&mut self.signals);
+        signals.retain(|(name, _)| !self.is_deaf_to(name));
+        self.signals = signals;
     }
 
     fn decided(&mut self) -> Applied {
