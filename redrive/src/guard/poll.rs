@@ -1,8 +1,8 @@
 //! The poll of one guard: heal, retry, promote, notify.
 //!
 //! *Invariants.* One node polls a guard at a time, by a lock that is renewed while it works; one that loses the lock claims
-//! nothing more. The work of a poll is cut into statements about a bounded number of rows. Retrying ends when it has taken a
-//! scan interval, so that a million due rows do not keep people from being told; the next poll then follows at once.
+//! nothing more. The work of a poll is cut into statements about a bounded number of rows. When it has taken a scan
+//! interval nothing more is retried, so that a million due rows do not keep people from being told; the next poll then follows at once.
 //!
 //! *Failure.* What fails ends this poll of this guard, with an error in the log; the next one begins anew.
 
@@ -241,13 +241,17 @@ impl Poll<'_> {
         }
     }
 
-    /// Retries these, so many at once. `false`: we are to stop, or another node has the lock.
+    /// Retries these, so many at once, or as many of them as the time is enough for. `false`: we are to stop, or another node has the lock.
     async fn retry_some(&mut self, found: Vec<Found>) -> Result<bool> {
         let mut running = JoinSet::new();
         let mut goes_on = Ok(true);
         for row in found {
-            while running.len() >= self.table.0.guard.concurrency {
+            if running.len() >= self.table.0.guard.concurrency {
                 self.join_one(&mut running).await;
+                if self.table.now() >= self.retry_until {
+                    self.report.more = true;
+                    break;
+                }
             }
             goes_on = if self.is_over() { Ok(false) } else { self.renew().await };
             if !matches!(goes_on, Ok(true)) {

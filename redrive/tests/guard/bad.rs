@@ -17,6 +17,7 @@ stores!(
     rows_that_another_node_has_claimed_wait_for_the_claim_to_end,
     one_node_polls_a_guard_at_a_time,
     a_lock_that_cannot_be_renewed_cuts_no_handler_off,
+    people_are_told_although_many_rows_hang,
     thousands_of_rows_are_healed_and_promoted_in_batches,
     show_says_what_keeps_a_row_from_being_scanned,
 );
@@ -184,6 +185,32 @@ async fn a_lock_that_cannot_be_renewed_cuts_no_handler_off(db: Db) {
     assert!(reports[0].error.is_some() && reports[0].succeeded == 2, "{reports:?}");
     assert_eq!(shop.sql("SELECT COUNT(*) FROM user_bill WHERE err_status = 2001").await, Some(2));
     drop(db); // its files
+}
+
+/// The bank hangs: what is left of the rows that were found waits for the next poll, which follows at once.
+async fn people_are_told_although_many_rows_hang(db: Db) {
+    let shop = Shop::open(db).await;
+    let guards = shop.builder(guard().concurrency(2)).scan_interval(Duration::from_secs(5)).start().await.unwrap();
+    for id in 1..=5 {
+        shop.script.will(id, Does::Late);
+        shop.add(id, "FAIL", "err_status=4000 err_start_time=-1").await;
+    }
+    shop.add(6, "FAIL", "err_status=4001 err_start_time=-9").await;
+    let (report, ()) = tokio::join!(poll(&guards), async {
+        let mut handled = 0;
+        while handled < 2 {
+            handled += shop.script.asked().iter().filter(|asked| asked.starts_with("handle")).count();
+            moment().await;
+        }
+        shop.advance(5);
+        shop.script.go_on();
+        while shop.sql("SELECT COUNT(*) FROM user_bill WHERE err_status = 2001").await != Some(1) {
+            moment().await;
+        }
+        shop.script.go_on();
+    });
+    assert_eq!((report.succeeded, report.again, report.told, report.more), (2, 0, 1, true), "{report:?}");
+    assert!(shop.script.asked().iter().all(|asked| asked.starts_with("check")), "no other was begun");
 }
 
 async fn thousands_of_rows_are_healed_and_promoted_in_batches(db: Db) {
