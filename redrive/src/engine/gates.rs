@@ -9,6 +9,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -35,11 +36,15 @@ const LATELY: Duration = Duration::from_secs(120);
 
 /// So many lanes are remembered that give no trouble; each counts its calls in a few kilobytes.
 const MOST_CALM: usize = 2_000;
+/// So many are remembered at most because calls have failed of late: more than that at once cannot be held in memory.
+const MOST_FAILING: usize = 10 * MOST_CALM;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Gates {
     lanes: Mutex<HashMap<Lane, LaneGate>>,
+    /// When there are so many lanes, it is looked which of them can go.
+    room: AtomicUsize,
     /// Tasks that are claimed as probes, each of a cycle.
     pub(super) probes: Mutex<IdMap<i64>>,
     work: Mutex<Vec<Work>>,
@@ -120,6 +125,11 @@ impl LaneGate {
         self.ramping || self.gate.state != GateState::Closed || self.gate.held.is_some()
     }
 
+    /// Whether a call of late counts against it: forgotten, its gate would never open.
+    fn has_failed(&self, now: Timestamp) -> bool {
+        self.samples.tallies(now).iter().any(|tally| tally.bad > 0)
+    }
+
     pub(super) fn set(&mut self, gate: Gate) {
         if gate.generation != self.gate.generation {
             self.samples.clear();
@@ -158,6 +168,18 @@ impl Gates {
         self.wake.notify_one();
     }
 
+    /// Forgets lanes that give no trouble, if there are too many.
+    fn make_room(&self, lanes: &mut HashMap<Lane, LaneGate>, now: Timestamp) {
+        if lanes.len() < self.room.load(Relaxed).max(MOST_CALM) {
+            return;
+        }
+        lanes.retain(|_, lane| lane.gives_trouble() || lane.has_failed(now));
+        if lanes.len() >= MOST_FAILING {
+            lanes.retain(|_, lane| lane.gives_trouble());
+        }
+        self.room.store((2 * lanes.len()).min(MOST_FAILING), Relaxed); // or each new lane would look at all
+    }
+
     /// Whether one is not closed, or was closed just now.
     fn is_active(&self) -> bool {
         lock(&self.lanes).values().any(LaneGate::gives_trouble)
@@ -178,9 +200,7 @@ impl Shared {
             drop(lanes);
             let (config, now) = (self.gate_config(lane)?, self.clock.now());
             lanes = lock(&self.gates.lanes);
-            if lanes.len() >= MOST_CALM {
-                lanes.retain(|_, lane| lane.gives_trouble());
-            }
+            self.gates.make_room(&mut lanes, now);
             lanes.entry(lane).or_insert_with(|| LaneGate::new(Gate::new(lane, "", now), config, now));
         }
         lanes.get_mut(&lane).map(f)
@@ -448,5 +468,49 @@ impl Engine {
     pub fn gate_tallies(&self, lane: Lane) -> Vec<Tally> {
         let (lanes, now) = (lock(&self.0.gates.lanes), self.0.clock.now());
         lanes.get(&lane).map(|lane| lane.samples.tallies(now)).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::EPOCH;
+
+    /// Lanes with so many calls that failed.
+    fn lanes(n: usize, failed: usize) -> HashMap<Lane, LaneGate> {
+        let config = Arc::new(GateConfig::default());
+        let lane = |i: usize| {
+            let lane = Lane(i32::try_from(i).unwrap());
+            let known = LaneGate::new(Gate::new(lane, "", NOW), config.clone(), NOW);
+            (0..failed).for_each(|_| _ = known.samples.record(NOW, Sample { failed: true, took: Duration::ZERO }));
+            (lane, known)
+        };
+        (0..n).map(lane).collect()
+    }
+
+    #[test]
+    fn lanes_that_fail_are_not_forgotten_among_many() {
+        let (gates, mut all) = (Gates::default(), lanes(MOST_CALM, 0));
+        let failing = Lane(7);
+        all.extend(lanes(8, 4).remove_entry(&failing));
+        gates.make_room(&mut all, NOW);
+        assert_eq!(all.keys().collect::<Vec<_>>(), [&failing]);
+        let known = &all[&failing];
+        assert!(
+            known.samples.record(NOW, Sample { failed: true, took: Duration::ZERO }).is_some(),
+            "the fifth in a row"
+        );
+    }
+
+    #[test]
+    fn there_is_an_end_to_what_is_remembered() {
+        let (gates, mut all) = (Gates::default(), lanes(MOST_FAILING, 1));
+        all.retain(|lane, _| lane.0 > 0);
+        gates.make_room(&mut all, NOW);
+        assert_eq!(all.len(), MOST_FAILING - 1);
+        all.extend(lanes(1, 1));
+        gates.make_room(&mut all, NOW);
+        assert!(all.is_empty());
     }
 }
