@@ -49,7 +49,8 @@ pub struct BreakerConfig {
     pub stable_after: Duration,
     /// How many calls a half-open one lets through, to see how they fare. Default: 3.
     pub probes: u32,
-    /// How many of these must succeed for it to close. Default: all of them.
+    /// How many of these must succeed for it to close. A breaker bears that the others fail; a gate opens again at the first that fails,
+    /// so it closes after so many in a row. Default: all of them.
     pub successes: Option<u32>,
     /// A probe that takes longer than this opens it again. Default: 30 s.
     #[serde(with = "duration")]
