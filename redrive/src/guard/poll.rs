@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::store::Lock;
 use crate::store::pool::Use;
 use crate::store::retry::{Scope, retrying};
+use crate::task::storable;
 
 use super::attempt::{Ended, Found};
 use super::err_status::{ABNORMAL, AUTO_SUCCESS, MANUAL};
@@ -131,7 +132,7 @@ impl GuardedTable {
             shared.clock.sync(shared.store.now().await?);
         }
         let now = self.now();
-        let name = crate::task::storable(&format!("guard:{}", self.service_name()), 100);
+        let name = lock_name(self.service_name());
         Ok(shared.store.lock(&name, &shared.owner, self.lock_time(), now).await?.map(|lock| (lock, now)))
     }
 
@@ -194,6 +195,20 @@ impl GuardedTable {
         }
         Ok(())
     }
+}
+
+/// How long the name of a lock may be.
+const LONGEST_LOCK: usize = 100;
+
+/// The name of a guard's lock. If all of it does not fit, a hash of it tells it from others that begin alike.
+fn lock_name(service: &str) -> String {
+    let name = format!("guard:{service}");
+    let stored = storable(&name, LONGEST_LOCK);
+    if stored.len() >= name.len() {
+        return stored;
+    }
+    let hash = format!("#{:016x}", xxhash_rust::xxh3::xxh3_64(name.as_bytes()));
+    storable(&name, LONGEST_LOCK - hash.len()) + &hash
 }
 
 impl Poll<'_> {
@@ -335,5 +350,19 @@ impl Poll<'_> {
         metrics::counter!("redrive_guard_mails", "guard" => guard, "outcome" => outcome).increment(1);
         self.report.not_told = sent.err();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guards_that_are_named_alike_at_first_have_locks_of_their_own() {
+        assert_eq!(lock_name("异常处理示例"), "guard:异常处理示例");
+        assert_eq!(lock_name(&"a".repeat(94)), format!("guard:{}", "a".repeat(94)));
+        let long = ["a", "b"].map(|end| lock_name(&format!("{}{end}", "示".repeat(60))));
+        assert!(long.iter().all(|name| name.starts_with("guard:示") && name.len() <= LONGEST_LOCK), "{long:?}");
+        assert_ne!(long[0], long[1]);
     }
 }
