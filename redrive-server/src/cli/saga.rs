@@ -91,7 +91,16 @@ pub(super) enum Command {
         which: Which,
     },
     /// Let a saga go on that was going back.
-    Forward(Which),
+    Forward {
+        /// The steps of which nobody knows whether they were undone, since their undo was given up, were: they are done again.
+        #[arg(long, conflicts_with = "not_undone")]
+        undone: bool,
+        /// They were not: they are still done.
+        #[arg(long)]
+        not_undone: bool,
+        #[command(flatten)]
+        which: Which,
+    },
     /// Undo a saga: nothing new is begun, what was done is undone.
     #[command(visible_alias = "compensate")]
     Cancel(Which),
@@ -155,7 +164,10 @@ impl Run for Command {
                 Ok(out.say(&json!({ "id": id }), format!("{id}: told"))?)
             }
             Self::Retry(which) => which.act(api, out, json!({ "action": "retry" })).await,
-            Self::Forward(which) => which.act(api, out, json!({ "action": "forward" })).await,
+            Self::Forward { undone, not_undone, which } => {
+                let undone = (undone || not_undone).then_some(undone);
+                which.act(api, out, json!({ "action": "forward", "undone": undone })).await
+            }
             Self::Cancel(which) => which.act(api, out, json!({ "action": "cancel" })).await,
             Self::Kill(which) => which.act(api, out, json!({ "action": "kill" })).await,
             Self::Skip { step, which } => which.act(api, out, json!({ "action": "skip", "step": step })).await,

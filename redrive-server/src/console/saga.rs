@@ -37,6 +37,8 @@ struct Page {
     is_stuck: bool,
     is_over: bool,
     goes_back: bool,
+    /// Whether it is not known of a step whether it was undone.
+    is_in_doubt: bool,
     facts: Vec<(&'static str, Html)>,
     graph: Html,
     steps: Vec<Row>,
@@ -129,6 +131,7 @@ async fn page(app: &App, visit: &Visit, record: SagaRecord) -> Answer<Page> {
     let earlier = record.journal.len().saturating_sub(MOST_EVENTS);
     let events = record.journal.iter().skip(earlier).map(|event| item(event, sees, w)).collect();
     let goes_back = goes_back(record.journal.iter().map(|journaled| &journaled.event));
+    let is_in_doubt = record.steps().iter().any(|step| step.undo == "unknown");
     let kinds: Vec<StepKind> = record.definition.steps.iter().map(|step| step.kind.clone()).collect();
     let mut shown = sagas::shown(record, &visit.who)?;
     sagas::add_attempts(app, &mut shown).await?;
@@ -141,6 +144,7 @@ async fn page(app: &App, visit: &Visit, record: SagaRecord) -> Answer<Page> {
         is_stuck: summary.state == SagaState::Stuck,
         is_over,
         goes_back,
+        is_in_doubt,
         facts: facts(&summary, deadline, w),
         graph: drawn(&shown.steps, w),
         steps: shown.steps.iter().enumerate().map(|(n, step)| row(n, step, is_over, sees, w)).collect(),
@@ -363,6 +367,7 @@ async fn done(app: &App, id: &str, action: &str, act: &Act) -> Answer<Response> 
         step: fields.get("step").map(str::to_owned),
         output: if action == Action::Resolve { json("output")? } else { Value::Null },
         input: if action == Action::EditInput { Some(json("input")?) } else { None },
+        undone: fields.get("undone").map(|said| said == "yes"),
         note: fields.get("note").map(str::to_owned),
     };
     doing.on(app.engine()?, id, who).await?;

@@ -496,6 +496,8 @@ words! {
     compensate_now: "Compensate now", "立即补偿";
     sure_compensate: "Undo all that was done?", "撤销所有已完成的步骤？";
     go_forward: "Go forward", "改为前进";
+    go_forward_undone: "Go forward; what may have been undone was", "改为前进（结果不明的撤销视为已生效）";
+    go_forward_not_undone: "Go forward; it was not undone", "改为前进（结果不明的撤销视为未生效）";
     sure_forward: "Go on instead of back? What was undone is done again.", "改为继续而非回退？已撤销的步骤会重新执行。";
     kill: "Kill", "强制终止";
     kill_title: "End it as it is?", "就此终止？";

@@ -428,7 +428,7 @@ pub(crate) enum Action {
     Resolve,
     /// Give it another `input`, for all attempts to come.
     EditInput,
-    /// Let it go on instead of back.
+    /// Let it go on instead of back. If it is not known whether a step was undone, with `undone`.
     Forward,
     /// Undo it.
     Cancel,
@@ -450,6 +450,8 @@ pub(crate) struct Act {
     /// For `edit_input`.
     #[schema(value_type = Option<Value>)]
     pub(crate) input: Option<Value>,
+    /// For `forward`: whether those steps were undone whose undo was given up without anybody knowing. What was undone is done again.
+    pub(crate) undone: Option<bool>,
     /// Why, for the audit.
     #[schema(max_length = 1000)]
     pub(crate) note: Option<String>,
@@ -486,7 +488,7 @@ impl Act {
                 saga.map_or(Ok(()), |saga| crate::saga::check_input(&saga.definition, &input))?;
                 sagas.edit_input(id, input, by, note).await
             }
-            Action::Forward => sagas.forward(id, by, note).await,
+            Action::Forward => sagas.forward(id, self.undone, by, note).await,
             Action::Cancel => sagas.cancel(id, by, note).await,
             Action::Kill => sagas.kill(id, by, note).await,
         }

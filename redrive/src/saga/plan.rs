@@ -24,9 +24,9 @@ pub(crate) struct Next {
 }
 
 /// The saga after an event (`None`: after nothing but time) and all that follows from it.
-pub(crate) fn advance(state: &State, event: Option<Event>, now: Timestamp) -> Result<Next, Illegal> {
+pub(crate) fn advance(state: &State, events: impl IntoIterator<Item = Event>, now: Timestamp) -> Result<Next, Illegal> {
     let mut next = Next { state: state.clone(), events: Vec::new(), start: Vec::new(), stop: Vec::new() };
-    if let Some(event) = event {
+    for event in events {
         next.add(event, now)?;
     }
     while let Some(event) = follow(&next.state, now) {

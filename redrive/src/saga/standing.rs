@@ -84,11 +84,12 @@ impl State {
         step.undo == Doing::Skipped || (irreversible && step.may_have_happened())
     }
 
-    /// A step whose undo was given up and may have had an effect: to go on as if it were still done could be wrong, and to do it anew, too.
-    pub(crate) fn maybe_undone(&self) -> Option<&str> {
-        let is_it = |step: &StepState| matches!(step.undo, Doing::Unknown(_));
-        let i = self.steps.iter().position(is_it)?;
-        self.flow.step(i).map(|def| &*def.name)
+    /// The undos that were given up and may have had an effect: to go on as if their steps were still done could be wrong, and to do them
+    /// anew, too.
+    pub(crate) fn maybe_undone(&self) -> impl Iterator<Item = Work> {
+        let steps = self.flow.steps().iter().zip(&self.steps);
+        let unknown = steps.filter(|(_, step)| matches!(step.undo, Doing::Unknown(_)));
+        unknown.map(|(def, step)| Work { step: Some(def.name.clone()), op: Op::Undo, round: step.round })
     }
 
     /// Whether a person is needed.

@@ -458,7 +458,7 @@ async fn a_refusal_counts_at_the_first_attempt_only(db: Db) {
     (pivot.steps[2].pivot, pivot.steps[2].undo) = (true, UndoKind::Irreversible);
     world.will("car", [Say::Unknown, Say::Refuse]);
     assert_eq!(play(&engine, pivot, "v").await, SagaState::Stuck);
-    engine.sagas().forward("v", Some("ada"), None).await.unwrap();
+    engine.sagas().forward("v", None, Some("ada"), None).await.unwrap();
     world.until_seen("car", 6).await;
     assert_eq!(settled(&engine, "v").await, SagaState::Stuck);
     let saga = engine.sagas().get("v").await.unwrap().unwrap();

@@ -254,10 +254,13 @@ impl Sagas<'_> {
         self.act(id, wish, "saga.edit_input", None, by, note).await
     }
 
-    /// Lets a saga go on that was going back, or has failed: what had failed is tried again, what was undone is done again.
-    pub async fn forward(&self, id: &str, by: Option<&str>, note: Option<&str>) -> Result<()> {
-        let wish = Wish::Event(Event::Forward { by: by.unwrap_or(PROGRAM).to_owned() });
-        self.act(id, wish, "saga.forward", None, by, note).await
+    /// Lets a saga go on that was going back, or has failed: what had failed is tried again, what was undone is done again. `undone` says
+    /// whether those steps were undone whose undo was given up without anybody knowing; if there are such and it says nothing, that
+    /// is a conflict.
+    pub async fn forward(&self, id: &str, undone: Option<bool>, by: Option<&str>, note: Option<&str>) -> Result<()> {
+        let wish = Wish::Forward { undone, by: by.unwrap_or(PROGRAM).to_owned() };
+        let said = undone.map(|undone| json!({ "undone": undone }));
+        self.act(id, wish, "saga.forward", said, by, note).await
     }
 
     /// Tries now what waits to be tried again, and again what was given up; how many tasks that are. These are several transactions, of

@@ -47,7 +47,7 @@ impl Tell {
             Self::Begin(beginning) => beginning.begins.definition.len() + beginning.begins.input.len(),
             Self::Event(event) | Self::Wish(Wish::Event(event), _) => event_bytes(event),
             Self::Wish(Wish::Resolve { output, .. }, _) => weight(output),
-            Self::Wish(Wish::Skip { .. } | Wish::Again(_), _)
+            Self::Wish(Wish::Skip { .. } | Wish::Again(_) | Wish::Forward { .. }, _)
             | Self::Again(..)
             | Self::Failed(..)
             | Self::GivenUp { .. }
@@ -84,6 +84,8 @@ pub(super) enum Wish {
     Resolve { step: String, output: Value, by: String },
     /// What has failed is tried again, under new tasks.
     Again(Vec<Work>),
+    /// It is to go on instead of back. `undone`: whether what may have been undone was.
+    Forward { undone: Option<bool>, by: String },
 }
 
 /// What one saga has come to.
@@ -172,7 +174,11 @@ impl Outcome {
                     return Err(conflict(format!("it has ended: {end}")));
                 }
                 let events = wish.events(&self.state).map_err(conflict)?;
-                let is_new = self.add(events.into_iter().map(Some), now).map_err(conflict)?;
+                let is_new = match wish {
+                    Wish::Forward { .. } => self.add_at_once(events, now),
+                    _ => self.add(events.into_iter().map(Some), now),
+                };
+                let is_new = is_new.map_err(conflict)?;
                 self.audits.extend(audit.clone().filter(|_| is_new));
                 Ok(is_new)
             }
@@ -193,6 +199,18 @@ impl Outcome {
         let before = self.events.len();
         all.into_iter().for_each(|next| self.take(next));
         Ok(self.events.len() > before)
+    }
+
+    /// Adds events of which nothing follows before the last.
+    fn add_at_once(&mut self, events: Vec<Event>, now: Timestamp) -> Result<bool, String> {
+        match advance(&self.state, events, now) {
+            Err(Illegal::Known) => Ok(false),
+            Err(Illegal::Not(why)) => Err(why),
+            Ok(next) => {
+                self.take(next);
+                Ok(true)
+            }
+        }
     }
 
     /// Some work has failed, if whoever says so has it.
@@ -242,22 +260,29 @@ impl Wish {
             Self::Event(Event::Signal { name, .. }) if state.is_deaf_to(name) => {
                 return Err(format!("it goes back, and no step hears {name:?} meanwhile"));
             }
-            Self::Event(Event::Forward { by }) => match state.maybe_undone() {
-                Some(step) => {
-                    return Err(format!(
-                        "it is not known whether {step:?} was undone; retry, resolve or skip that first"
-                    ));
-                }
-                None => vec![Event::Forward { by: by.clone() }],
-            },
             Self::Event(event) => vec![event.clone()],
             Self::Skip { step, by } => vec![Event::Skipped { work: open(step)?, by: by.clone() }],
             Self::Resolve { step, output, by } => {
                 vec![Event::Done { work: open(step)?, output: output.clone(), by: Some(by.clone()) }]
             }
             Self::Again(work) => work.iter().cloned().map(Event::started).collect(),
+            Self::Forward { undone, by } => forward(state, *undone, by)?,
         })
     }
+}
+
+/// What was undone is done again; so that must be known first, of each step.
+fn forward(state: &State, undone: Option<bool>, by: &str) -> Result<Vec<Event>, String> {
+    let said = |work: Work| match undone {
+        Some(true) => Ok(Event::Done { work, output: Value::Null, by: Some(by.to_owned()) }),
+        Some(false) => Ok(Event::Skipped { work, by: by.to_owned() }),
+        None => Err(format!(
+            "it is not known whether {:?} was undone: say so with it (`undone`), or try to undo it again",
+            work.step.unwrap_or_default()
+        )),
+    };
+    let last = Event::Forward { by: by.to_owned() };
+    state.maybe_undone().map(said).chain([Ok(last)]).collect()
 }
 
 /// A start that is repeated must be the same.
@@ -381,15 +406,22 @@ mod tests {
     #[test]
     fn it_goes_forward_only_if_it_is_known_what_was_undone() {
         let forward = Event::Forward { by: "ada".into() };
-        let wish = Tell::Wish(Wish::Event(forward.clone()), None);
+        let wish = |undone| Tell::Wish(Wish::Forward { undone, by: "ada".into() }, None);
         // Refused or not, at each try.
         for (failures, is_known) in [(&[true][..], true), (&[false], false), (&[false, true], false)] {
             let mut saga = stuck_undo(failures);
             assert_eq!(saga.state.word(), SagaState::Stuck);
             let mut journaled = saga.state.clone();
-            match saga.tell("t", &wish, NOW) {
+            match saga.tell("t", &wish(None), NOW) {
                 Ok(is_new) => assert!(is_new && is_known, "{failures:?}"),
                 Err(e) => assert!(!is_known && e.to_string().contains("whether \"hotel\" was undone"), "{e}"),
+            }
+            for undone in [true, false].into_iter().filter(|_| !is_known) {
+                let mut saga = stuck_undo(failures);
+                assert!(saga.tell("t", &wish(Some(undone)), NOW).unwrap() && saga.state.word() == SagaState::Running);
+                let begun: Vec<_> = saga.start.iter().rev().take(1).map(|(work, _)| work.clone()).collect();
+                let (step, round) = if undone { ("hotel", 2) } else { ("car", 1) };
+                assert_eq!(begun, [Work { step: Some(step.into()), op: Op::Run, round }]);
             }
             assert_eq!(journaled.apply(&forward, NOW), Ok(()), "what was written before is still read");
         }
