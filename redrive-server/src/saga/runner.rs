@@ -106,7 +106,7 @@ fn request(asks: &Asks, cx: &StepCx) -> Result<HttpRequest, StepError> {
     sendable(&request).map_err(StepError::refused)?;
     request.validate().map_err(StepError::refused)?; // once more: of what it is with its values only a sample was known
     let (key, place) = (cx.key(), cx.place());
-    sign(
+    set(
         &mut request,
         [
             (IDEMPOTENCY_KEY, key.as_str()),
@@ -119,7 +119,7 @@ fn request(asks: &Asks, cx: &StepCx) -> Result<HttpRequest, StepError> {
 }
 
 /// Sets headers that are ours. Two that differ in their letters' case alone would both be sent.
-fn sign<'h>(request: &mut HttpRequest, ours: impl IntoIterator<Item = (&'h str, &'h str)>) {
+fn set<'h>(request: &mut HttpRequest, ours: impl IntoIterator<Item = (&'h str, &'h str)>) {
     for (name, value) in ours {
         request.headers.retain(|other, _| !other.eq_ignore_ascii_case(name));
         request.headers.insert(name.into(), visible(value));
@@ -210,7 +210,7 @@ mod tests {
         let headers = [("Idempotency-Key", "mine"), ("IDEMPOTENCY-KEY", "mine, too"), ("x-a", "a")];
         let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         let mut request = HttpRequest { headers, ..HttpRequest::default() };
-        sign(&mut request, [(IDEMPOTENCY_KEY, "trip-7/hotel/run")]);
+        set(&mut request, [(IDEMPOTENCY_KEY, "trip-7/hotel/run")]);
         let sent: Vec<_> = request.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         assert_eq!(sent, [(IDEMPOTENCY_KEY, "trip-7/hotel/run"), ("x-a", "a")]);
     }

@@ -9,7 +9,6 @@ use crate::harness::*;
 layouts!(
     redrive_makes_a_new_task,
     what_is_brought_back_again_and_again_is_known_by_its_first_id,
-    letters_of_any_size_are_moved_together,
     redrive_drops_a_deadline_that_has_passed,
     redrive_may_bring_a_new_policy,
     a_living_twin_keeps_the_letter_dead,
@@ -58,20 +57,6 @@ async fn what_is_brought_back_again_and_again_is_known_by_its_first_id(db: Db) {
         db.store.fail(id, later(n)).await.unwrap();
         letter = id;
     }
-}
-
-/// More than a server takes in one statement: 16 MiB, by default.
-async fn letters_of_any_size_are_moved_together(db: Db) {
-    let large = |n| NewTask::new("m", &format!("{n}{}", "x".repeat(200 << 10))).unwrap();
-    let mut ids = Vec::new();
-    for n in 0..140 {
-        ids.push(dead(&db, large(n)).await);
-    }
-    let went = db.store.redrive(&ids[..130], None, "alice", later(1)).await.unwrap();
-    assert!(went.iter().all(|went| matches!(went, Redriven::As(_))), "{went:?}");
-    assert_eq!(db.store.discard(&ids[130..], "alice", None, later(1)).await.unwrap(), 10);
-    let counts = (db.count("retry_task").await, db.count("retry_dead").await, db.count("retry_archive").await);
-    assert_eq!(counts, (130, 0, 140));
 }
 
 async fn redrive_drops_a_deadline_that_has_passed(db: Db) {

@@ -17,6 +17,7 @@ mod glance;
 mod history;
 mod insert;
 mod keys;
+mod large;
 mod list;
 mod lost_answer;
 mod months;
