@@ -321,6 +321,10 @@ async fn people_act_on_sagas() {
     let page = server.get(&admin, "/sagas/stuck-1");
     assert_eq!((page.body.matches("class=\"step ").count(), page.has("step undo_failed")), (2, true), "{}", page.body);
     assert!(page.has("goes back") && page.has("hotel") && page.has("Go forward") && !page.has("Compensate now"));
+    assert!(page.has("name=\"undone\" value=\"yes\"") && page.has("name=\"undone\" value=\"no\""), "{}", page.body);
+    assert_eq!(server.post(&admin, "/sagas/stuck-1/forward", &[]).status, 409, "whether the hotel was cancelled");
+    server.does(&admin, "/sagas/stuck-1/forward", &[("undone", "no")]);
+    server.until(|| async { server.state("stuck-1").await == "stuck" }).await; // there is still no flight
     let wrong =
         server.post(&admin, "/sagas/stuck-1/resolve", &[("step", "hotel"), ("output", "{a}"), ("note", "by hand")]);
     assert!(wrong.status == 400 && wrong.has("{a}</textarea>") && wrong.has("value=\"by hand\""), "{}", wrong.body);
@@ -357,7 +361,7 @@ async fn people_act_on_sagas() {
     assert_eq!(server.state("wait-3").await, "killed");
     assert_eq!(server.post(&admin, "/sagas/nobody/cancel", &[]).status, 404);
     let actions: Vec<String> = server.audits("saga.").await.into_iter().map(|record| record.entry.action).collect();
-    for action in ["resolve", "edit_input", "cancel", "kill"] {
+    for action in ["forward", "resolve", "edit_input", "cancel", "kill"] {
         assert!(actions.iter().any(|known| known.contains(action)), "{action}: {actions:?}");
     }
 }
