@@ -122,19 +122,12 @@ impl Pools {
 
     /// Why SQLite cannot open a file, in more words than it has; empty where that is not to be seen.
     fn what_is_wrong_with_the_file(&self) -> String {
-        #[cfg(feature = "sqlite")]
-        if let Kind::Sqlite(pair) = &self.pools {
-            let options = pair.first.connect_options();
-            let file = options.get_filename();
-            return match file.parent() {
-                _ if file.is_dir() => " (a directory; name a file in it)".into(),
-                Some(dir) if !dir.as_os_str().is_empty() && !dir.exists() => {
-                    format!(" (there is no directory {})", dir.display())
-                }
-                _ => String::new(),
-            };
+        match &self.pools {
+            #[cfg(feature = "sqlite")]
+            Kind::Sqlite(pair) => wrong_with(pair.first.connect_options().get_filename()),
+            #[allow(unreachable_patterns, reason = "reachable only with another database's cargo feature")]
+            _ => String::new(),
         }
-        String::new()
     }
 
     /// A connection to the first host that can be had, and what the server says it is.
@@ -169,6 +162,17 @@ impl Pools {
             Kind::MySql(pair) => drop(pair.rest.connect_options().connect().await?),
         }
         self.acquire(Use::Write).await
+    }
+}
+
+#[cfg(feature = "sqlite")]
+fn wrong_with(file: &std::path::Path) -> String {
+    match file.parent() {
+        _ if file.is_dir() => " (a directory; name a file in it)".into(),
+        Some(dir) if !dir.as_os_str().is_empty() && !dir.exists() => {
+            format!(" (there is no directory {})", dir.display())
+        }
+        _ => String::new(),
     }
 }
 
