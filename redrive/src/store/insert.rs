@@ -106,6 +106,11 @@ impl Batch {
         }
     }
 
+    /// The tasks of a part that still have no answer. An answered task is durable: it is never written again.
+    fn unanswered(&self, part: &[usize]) -> Vec<usize> {
+        part.iter().copied().filter(|i| matches!(self.answers.get(*i), Some(None))).collect()
+    }
+
     fn answer(&mut self, i: usize, answer: Result<Enqueued>) {
         if let Some(slot) = self.answers.get_mut(i) {
             *slot = Some(answer);
@@ -184,6 +189,8 @@ impl Store {
                 Ok(()) => continue,
                 Err(e) => e,
             };
+            // A part is written in rounds. An error belongs to the last round alone.
+            let part = batch.unanswered(&part);
             let splits = match e.fault() {
                 Some(Fault::Busy) => true,
                 Some(Fault::Other) => callers == Callers::Many,
@@ -208,7 +215,8 @@ impl Store {
         }
         for part in waiting {
             if let Err(e) = self.insert_part(Use::Write, &mut batch, &part, now).await {
-                batch.fail(&part, &e);
+                let unwritten = batch.unanswered(&part);
+                batch.fail(&unwritten, &e);
             }
         }
         batch.answer_twins();
