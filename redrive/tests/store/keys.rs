@@ -1,5 +1,6 @@
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redrive::store::Settled;
@@ -22,6 +23,7 @@ layouts!(
     a_duplicate_does_not_replace_a_callback_of_redrives_own,
     tasks_without_a_key_are_never_merged,
     inserts_race_with_the_end_of_the_holder,
+    a_contended_key_does_not_repeat_the_rest_of_its_batch,
 );
 
 async fn the_same_call_twice_is_one_task(db: Db) {
@@ -201,4 +203,74 @@ async fn inserts_race_with_the_end_of_the_holder(db: Db) {
             db.store.cancel(id, NOW).await.unwrap();
         }
     }
+}
+
+fn hot() -> NewTask {
+    new(0).key("hot")
+}
+
+/// An application that takes the key in its own transaction, and keeps that open for a while if the key was free.
+async fn hold_key_until(mut raw: Raw, store: Store, is_over: Arc<AtomicBool>) {
+    while !is_over.load(Ordering::Acquire) {
+        raw.begin().await;
+        let held = store.insert_in(raw.connection(), vec![hot()], NOW).await;
+        if held.as_ref().is_ok_and(|held| !held[0].existed) {
+            _ = tokio::time::timeout(Duration::from_millis(70), std::future::pending::<()>()).await;
+        }
+        match held {
+            Ok(_) => raw.commit().await,
+            Err(_) => _ = raw.sql("ROLLBACK").await, // a deadlock may have ended it already
+        }
+    }
+}
+
+/// Ends whatever is due until it is over. Returns the ids under which each business id was claimed.
+async fn end_until(store: Store, is_over: Arc<AtomicBool>) -> HashMap<String, HashSet<redrive::TaskId>> {
+    let node = node(&store).await;
+    let mut ids: HashMap<String, HashSet<redrive::TaskId>> = HashMap::new();
+    loop {
+        let was_over = is_over.load(Ordering::Acquire);
+        let tasks = claim_all(&store, node, NOW).await.tasks;
+        if tasks.is_empty() && was_over {
+            return ids;
+        }
+        for task in tasks {
+            end(&store, &task, Outcome::Done, NOW).await;
+            if let Some(business) = task.business {
+                ids.entry(business.id).or_default().insert(task.id);
+            }
+        }
+    }
+}
+
+/// Batches of two tasks without a key and one whose key other transactions take, hold and release. A key that comes free
+/// between two rounds of an insert must not make the batch write its other tasks again.
+async fn a_contended_key_does_not_repeat_the_rest_of_its_batch(db: Db) {
+    const CALLERS: u64 = 6;
+    const BATCHES: u64 = 300;
+    if db.kind == Kind::Sqlite {
+        return; // an open transaction holds the whole file: no insert is between its rounds
+    }
+    let (callers_done, holders_done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (mut holders, mut callers) = (tokio::task::JoinSet::new(), tokio::task::JoinSet::new());
+    for _ in 0..3 {
+        holders.spawn(hold_key_until(Raw::connect(&db).await, db.another().await, callers_done.clone()));
+    }
+    for caller in 0..CALLERS {
+        let store = db.another().await;
+        callers.spawn(async move {
+            for batch in 0..BATCHES {
+                let plain = |n: u64| new(n).no_key().business("call", format!("{caller}-{batch}-{n}"));
+                store.insert(vec![plain(1), hot(), plain(2)], NOW).await.unwrap();
+            }
+        });
+    }
+    let ended = tokio::spawn(end_until(db.another().await, holders_done.clone()));
+    callers.join_all().await;
+    callers_done.store(true, Ordering::Release);
+    holders.join_all().await;
+    holders_done.store(true, Ordering::Release);
+    let ids = ended.await.unwrap();
+    let twice = ids.values().filter(|ids| ids.len() > 1).count();
+    assert_eq!((ids.len() as u64, twice), (CALLERS * BATCHES * 2, 0), "each call under one id");
 }
