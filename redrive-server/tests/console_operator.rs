@@ -66,7 +66,12 @@ impl Server {
         let hold = GateAction::Hold(Hold::Open);
         store.act_on_gate(Lane::of("x"), hold, "test", Some(MARKUP), now).await.unwrap();
         let text = || MARKUP.to_owned();
-        let node = Registration { name: text(), build: text(), methods: vec![format!("pay {MARKUP}")] };
+        let node = Registration {
+            name: text(),
+            build: text(),
+            methods: vec![format!("pay {MARKUP}")],
+            ..Registration::default()
+        };
         store.register(&node, now).await.unwrap();
         let to = |path: &str| json!({ "url": format!("http://127.0.0.1:{port}{path}") });
         let once = json!({ "max_attempts": 1 });

@@ -5,7 +5,7 @@
 //!
 //! *Invariants.* We may work until (the instant before we sent our last successful beat) + lease − margin, by our monotonic
 //! clock. We fence another node only after we ourselves have seen its beat stand still for a whole lease, over reads that
-//! all succeeded. Since it stopped before that, it does nothing any more. A node that finds itself fenced, or not in the node table, or
+//! all succeeded: its own lease, which is in its row, or ours if that is longer. Since it stopped before that, it does nothing any more. A node that finds itself fenced, or not in the node table, or
 //! finds another there under its number, drops everything and takes a new number.
 //!
 //! *Failure.* After a database outage nobody's beat has moved, and everybody begins to watch anew, so nobody is fenced for the
@@ -86,8 +86,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Takes note of a reading at `now` (by our monotonic clock). Gives the nodes whose beat has stood still for a whole
-    /// lease, with that beat.
+    /// Takes note of a reading at `now` (by our monotonic clock). Returns the nodes whose beat has stood still for the longer of
+    /// their lease and ours, with that beat.
     pub(crate) fn see(
         &mut self,
         nodes: &[Node],
@@ -107,7 +107,7 @@ impl Watch {
             let seen = self.seen.entry(node.number).or_insert((node.beat, now));
             if seen.0 != node.beat {
                 *seen = (node.beat, now);
-            } else if now.saturating_sub(seen.1) >= lease {
+            } else if now.saturating_sub(seen.1) >= lease.max(node.registration.lease) {
                 silent.push((node.number, node.beat));
             }
         }
@@ -176,6 +176,18 @@ mod tests {
         assert_eq!(see(9, 150, 150), Some((NodeNumber(2), 9)));
         watch.forget();
         assert!(watch.see(&nodes(9), me, s(151), LEASE).is_empty(), "an outage: from the beginning");
+    }
+
+    #[test]
+    fn a_node_with_a_longer_lease_is_silent_only_after_its_own() {
+        let (mut watch, me) = (Watch::default(), NodeNumber(1));
+        let mut other = node(2, 7, &[]);
+        other.registration.lease = Duration::from_secs(60);
+        let mut see = |from: u64, to: u64| {
+            (from..=to).flat_map(|at| watch.see(&[other.clone()], me, Duration::from_secs(at), LEASE)).last()
+        };
+        assert_eq!(see(100, 159), None, "it may work for 60 s after its last beat");
+        assert_eq!(see(160, 160), Some((NodeNumber(2), 7)));
     }
 
     #[test]

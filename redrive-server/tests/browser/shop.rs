@@ -196,7 +196,12 @@ async fn people(store: &Store) {
     store.make_gate(crm, "http.crm", now).await.unwrap();
     store.act_on_gate(crm, GateAction::Hold(Hold::Open), "ada", Some("contract ends today"), now).await.unwrap();
     let methods = vec!["mail.send".into(), "payment.charge".into()];
-    let node = Registration { name: "worker-lisbon".into(), build: env!("CARGO_PKG_VERSION").into(), methods };
+    let node = Registration {
+        name: "worker-lisbon".into(),
+        build: env!("CARGO_PKG_VERSION").into(),
+        methods,
+        ..Registration::default()
+    };
     let number = store.register(&node, now).await.unwrap();
     let beat = store.nodes().await.unwrap().into_iter().find(|node| node.number == number).unwrap().beat;
     assert!(store.fence(number, beat).await.unwrap());

@@ -80,7 +80,8 @@ impl Shared {
     pub(super) async fn join(&self) -> Result<()> {
         let mut methods: Vec<String> = self.handlers.keys().cloned().collect();
         methods.sort_unstable();
-        let who = Registration { name: self.config.name.clone(), build: env!("CARGO_PKG_VERSION").into(), methods };
+        let (name, build) = (self.config.name.clone(), env!("CARGO_PKG_VERSION").into());
+        let who = Registration { name, build, methods, lease: self.config.lease };
         let now = self.clock.now();
         let number = self.store.register(&who, now).await?;
         self.me.renumber(number, now);
@@ -108,6 +109,7 @@ impl Shared {
                 }
             }
             Ok(Ok(NodeSeen::Fenced)) if self.stopping.is_cancelled() => self.me.revoke(), // we have left ourselves
+            Ok(Ok(NodeSeen::Fenced)) if self.me.number() != number => {} // a late answer about an earlier number
             Ok(Ok(NodeSeen::Fenced)) => {
                 tracing::error!(node = %number, "this node was declared dead; it drops its work and takes a new number");
                 self.me.revoke();

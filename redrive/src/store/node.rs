@@ -24,6 +24,8 @@ pub struct Registration {
     pub build: String,
     /// The methods that it handles.
     pub methods: Vec<String>,
+    /// The node's own lease. Zero if an older build registered it.
+    pub lease: std::time::Duration,
 }
 
 /// A node, as the database knows it.
@@ -102,9 +104,10 @@ impl Store {
         retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| {
             let number = next_value(c, "node").await?;
             let seen = self.follow_tables(c).await?;
-            let sql = "INSERT INTO redrive_node (number, beat, beat_at, started_at, layout_seen, name, build, methods) \
-                       VALUES (?, 0, ?, ?, ?, ?, ?, ?)";
+            let sql = "INSERT INTO redrive_node (number, beat, beat_at, started_at, layout_seen, lease_ms, name, build, methods) \
+                       VALUES (?, 0, ?, ?, ?, ?, ?, ?, ?)";
             let row = query(sql).bind(number).bind(now).bind(now).bind(i64::from(seen));
+            let row = row.bind(crate::clock::millis(who.lease));
             c.execute(row.bind(&*who.name).bind(&*who.build).bind(&*methods)).await?;
             Ok(NodeNumber(number))
         })
@@ -154,7 +157,7 @@ impl Store {
     /// All nodes that are known, the oldest first.
     pub async fn nodes(&self) -> Result<Vec<Node>> {
         retrying!(self.pools(), Use::Read, Scope::Statement, "listing nodes", |c, _| {
-            let sql = "SELECT number, beat, beat_at, started_at, dead, leaving, layout_seen, name, build, methods FROM redrive_node ORDER BY number";
+            let sql = "SELECT number, beat, beat_at, started_at, dead, leaving, layout_seen, lease_ms, name, build, methods FROM redrive_node ORDER BY number";
             c.rows(query(sql)).await?.iter().map(read_node).collect()
         })
     }
@@ -191,8 +194,9 @@ fn read_node(row: &super::db::Row) -> sqlx::Result<Node> {
     let (number, beat) = (NodeNumber(c.int()?), c.int()?);
     let (beat_at, started_at) = (Timestamp::from_millis(c.int()?), Timestamp::from_millis(c.int()?));
     let (dead, leaving, knows_months) = (c.int()? != 0, c.int()? != 0, c.int()? != 0);
+    let lease = super::row::duration(c.int()?);
     let (name, build) = (c.text()?.to_owned(), c.text()?.to_owned());
     let methods = serde_json::from_str(c.text()?).unwrap_or_default();
-    let registration = Registration { name, build, methods };
+    let registration = Registration { name, build, methods, lease };
     Ok(Node { number, beat, beat_at, started_at, dead, leaving, knows_months, registration })
 }

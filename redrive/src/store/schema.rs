@@ -16,7 +16,7 @@ use super::pool::{Pools, Use};
 use super::retry::{Scope, retrying};
 
 /// The schema that this binary knows.
-pub(super) const VERSION: i64 = 6;
+pub(super) const VERSION: i64 = 7;
 /// The oldest schema version whose binaries can work on [`VERSION`].
 const COMPATIBLE_WITH: i64 = 1;
 
@@ -28,6 +28,7 @@ const MIGRATIONS: [&str; VERSION as usize] = [
     include_str!("../../migrations/0004_people.sql"),
     include_str!("../../migrations/0005_saga.sql"),
     include_str!("../../migrations/0006_history.sql"),
+    include_str!("../../migrations/0007_lease.sql"),
 ];
 
 /// Brings the schema up to date, or says why that cannot be.
@@ -240,17 +241,20 @@ fn statements(script: &str) -> Vec<String> {
 
 async fn run_statement(c: &mut Connection<'_>, statement: &str) -> sqlx::Result<()> {
     match c.script(statement.to_owned()).await {
-        // MySQL has no CREATE INDEX IF NOT EXISTS; an interrupted migration finds its own index.
-        Err(sqlx::Error::Database(d)) if is_duplicate_index(d.as_ref()) => Ok(()),
+        // MySQL has no CREATE INDEX IF NOT EXISTS, and neither MySQL nor SQLite has ADD COLUMN IF NOT EXISTS. An interrupted
+        // migration finds its own index or column.
+        Err(sqlx::Error::Database(d)) if is_there_already(d.as_ref()) => Ok(()),
         result => result,
     }
 }
 
-fn is_duplicate_index(e: &dyn sqlx::error::DatabaseError) -> bool {
+fn is_there_already(e: &dyn sqlx::error::DatabaseError) -> bool {
     #[cfg(feature = "mysql")]
-    return e.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>().is_some_and(|e| e.number() == 1061);
-    #[cfg(not(feature = "mysql"))]
-    false
+    if let Some(e) = e.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
+        return matches!(e.number(), 1060 | 1061);
+    }
+    // SQLite has no code of its own for this.
+    e.message().starts_with("duplicate column name")
 }
 
 /// Fills in what the databases spell differently.
@@ -288,6 +292,11 @@ fn render(sql: &str, dialect: Dialect) -> String {
     let sql = expand(&sql, "{roomy:", |table| match dialect {
         Postgres => format!("ALTER TABLE {table} SET (fillfactor = 50)"),
         Sqlite | MySql => "SELECT 1".into(), // they change rows in place
+    });
+    let add_column = pick("ADD COLUMN", "ADD COLUMN IF NOT EXISTS", "ADD COLUMN");
+    let sql = expand(&sql, "{column:", |column| {
+        let (table, definition) = column.split_once(' ').unwrap_or((column, ""));
+        format!("ALTER TABLE {table} {add_column} {definition}")
     });
     let create_index = pick("CREATE INDEX IF NOT EXISTS", "CREATE INDEX IF NOT EXISTS", "CREATE INDEX");
     expand(&sql, "{index:", |index| format!("{create_index} {index}"))

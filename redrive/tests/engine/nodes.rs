@@ -110,7 +110,8 @@ async fn two_nodes_share_the_work(db: Db) {
 async fn what_a_dead_node_held_is_done_by_another(db: Db) {
     // A node that registers, claims, and is never heard of again.
     let now = db.store.now().await.unwrap();
-    let who = Registration { name: "gone".into(), build: "1".into(), methods: vec!["m".into()] };
+    let who =
+        Registration { name: "gone".into(), build: "1".into(), methods: vec!["m".into()], ..Registration::default() };
     let gone = db.store.register(&who, now).await.unwrap();
     db.store.insert((0..20).map(new).collect(), now).await.unwrap();
     assert_eq!(db.store.claim_due(&slices(), gone, now, 100).await.unwrap().tasks.len(), 20);

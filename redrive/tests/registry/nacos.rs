@@ -40,7 +40,12 @@ struct Ghost {
 
 impl Ghost {
     async fn register(db: &Db) -> Self {
-        let who = Registration { name: "ghost".into(), build: "1".into(), methods: vec!["m".into()] };
+        let who = Registration {
+            name: "ghost".into(),
+            build: "1".into(),
+            methods: vec!["m".into()],
+            ..Registration::default()
+        };
         let number = db.store.register(&who, db.store.now().await.unwrap()).await.unwrap();
         let way = Way::to(&shared()).await;
         let nacos = Nacos::new(nacos_config(&way.address)).unwrap();

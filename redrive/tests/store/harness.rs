@@ -305,7 +305,8 @@ pub async fn add_many(store: &Store, n: u64) -> Vec<TaskId> {
 }
 
 pub async fn node(store: &Store) -> NodeNumber {
-    let who = Registration { name: "test".into(), build: "1".into(), methods: vec!["m".into()] };
+    let who =
+        Registration { name: "test".into(), build: "1".into(), methods: vec!["m".into()], ..Registration::default() };
     store.register(&who, NOW).await.unwrap()
 }
 
