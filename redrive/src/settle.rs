@@ -17,7 +17,7 @@ use crate::clock::Timestamp;
 use crate::policy::{Notify, OnCrash, OnExhausted};
 use crate::task::{Attempt, LastError, Status, StopRequest, Task, limits};
 
-/// How long a task waits whose params cannot be decrypted: until the key may be there.
+/// The wait of a task that cannot be read, or recorded, on this node: until the key may be there.
 const SEALED_WAIT: Duration = Duration::from_secs(60);
 
 /// How an attempt ended.
@@ -38,7 +38,8 @@ pub enum Outcome {
     GivenBack,
     /// The stored params could not be read; no attempt is burnt.
     Undecodable(String),
-    /// The stored params are encrypted with a key that is not here; no attempt is burnt.
+    /// What redrive itself needs for an attempt cannot be read or written on this node: the key of its params is not here, or the journal
+    /// of its saga is broken. No attempt is burnt.
     Sealed(String),
     /// The node that held it died; it may or may not have been executed.
     Crashed,
@@ -158,7 +159,8 @@ pub fn settle(task: &Task, outcome: &Outcome, now: Timestamp, random: f64) -> Ch
             ..task.unchanged(To::Dead(DeadReason::Undecodable))
         },
         Outcome::Sealed(why) => {
-            Change { failure: Some(Failure::retry(Kind::SEALED, why)), ..postponed(task, now + SEALED_WAIT) }
+            let wait = task.unchanged(To::Pending { due: due_within_limit(task, now + SEALED_WAIT) });
+            Change { failure: Some(Failure::retry(Kind::SEALED, why)), ..wait }
         }
         Outcome::Crashed => crashed(task),
     };
@@ -223,10 +225,14 @@ fn notice_is_due(task: &Task, attempts: u32, now: Timestamp) -> bool {
     }
 }
 
-/// Put off, but not past its limit: there it is found spent when it is claimed.
 fn postponed(task: &Task, due: Timestamp) -> Change {
-    let due = task.policy.limit(task.created_at).map_or(due, |limit| due.min(limit));
-    Change { postponements: task.postponements.saturating_add(1), ..task.unchanged(To::Pending { due }) }
+    let to = To::Pending { due: due_within_limit(task, due) };
+    Change { postponements: task.postponements.saturating_add(1), ..task.unchanged(to) }
+}
+
+/// A task that waits is not put off past its limit: there it is found spent when it is claimed.
+fn due_within_limit(task: &Task, due: Timestamp) -> Timestamp {
+    task.policy.limit(task.created_at).map_or(due, |limit| due.min(limit))
 }
 
 /// A crash is not an attempt (it may not have begun), but a task that keeps killing nodes is poison.

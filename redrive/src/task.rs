@@ -209,6 +209,12 @@ impl Task {
         self.status == Status::Pending && self.version == 0 && self.origin_id.is_none()
     }
 
+    /// The number of this attempt, from 0, whatever ended the ones before: a failure, a crash, a give-back. An attempt that was postponed and
+    /// the one after it share a number. Grows, and may leave numbers out.
+    pub(crate) fn turn(&self) -> u32 {
+        (self.version.unsigned_abs() / 2).saturating_sub(self.postponements)
+    }
+
     /// The shard it belongs to.
     pub fn shard(&self) -> u8 {
         self.id.shard()

@@ -61,8 +61,8 @@ fn is_first(round: &u32) -> bool {
     *round == 1
 }
 
-fn is_none(crashes: &u32) -> bool {
-    *crashes == 0
+fn is_zero(turn: &u32) -> bool {
+    *turn == 0
 }
 
 impl Work {
@@ -85,12 +85,13 @@ pub enum Event {
         /// What.
         #[serde(flatten)]
         work: Work,
-        /// The task that has it, if it was there before: a person brought it back, or its node died. `None`: one that was made with this.
+        /// The task that has it, if it was there before: this is a later attempt, or a person brought it back. `None`: one that was made
+        /// with this.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         task: Option<TaskId>,
-        /// How many nodes had died with that task by then.
-        #[serde(default, skip_serializing_if = "is_none")]
-        crashes: u32,
+        /// The turn of that task: 0 for its first attempt, more for a later one.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        turn: u32,
     },
     /// This is done.
     Done {
@@ -179,7 +180,7 @@ pub enum Event {
 impl Event {
     /// Some work is started, with a task that is made for it.
     pub(crate) const fn started(work: Work) -> Self {
-        Self::Started { work, task: None, crashes: 0 }
+        Self::Started { work, task: None, turn: 0 }
     }
 
     /// What it is about, if that is some work.

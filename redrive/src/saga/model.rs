@@ -276,8 +276,8 @@ impl World {
         assert_eq!(plan::follow(&state, self.now), None, "what follows was written together with what it follows from");
     }
 
-    /// A node dies with a task, and another one has it: the journal says so, and nothing else follows. What the first one still says
-    /// of a failure is nobody's any more.
+    /// A task has another turn: its node died or gave it back, or the attempt failed or was cut off. The journal says so, and nothing else
+    /// follows. A failure that an earlier turn still reports does not count.
     fn take_over(&mut self) {
         let i = self.roll(self.tasks.len());
         let (work, _) = self.tasks[i].clone();
@@ -286,16 +286,16 @@ impl World {
         }
         let task = TaskId::from_str("7").unwrap();
         let made = Some(self.state.seq);
-        let doer = |crashes| Doer { task, crashes, origin: None, made };
-        let (before, crashes) = (self.state.begun(&work), self.journal.len() as u32);
-        let started = Event::Started { work: work.clone(), task: Some(task), crashes };
+        let doer = |turn| Doer { task, turn, origin: None, made };
+        let (before, turn) = (self.state.begun(&work), self.journal.len() as u32);
+        let started = Event::Started { work: work.clone(), task: Some(task), turn };
         let next = advance(&self.state, Some(started.clone()), self.now).unwrap();
         assert_eq!((&next.events, &next.stop), (&vec![started.clone()], &vec![]), "{started:?}");
         assert_eq!(next.start, std::slice::from_ref(&work), "which whoever has it does not make anew");
         self.journal.push((started.clone(), self.now));
         self.state = next.state;
         let begun = self.state.begun(&work);
-        assert!(begun.is_by(&doer(crashes)) && !begun.is_by(&doer(crashes - 1)) && begun != before);
+        assert!(begun.is_by(&doer(turn)) && !begun.is_by(&doer(turn - 1)) && begun != before);
         assert_eq!(advance(&self.state, Some(started), self.now), Err(Illegal::Known));
         assert_eq!(self.state.word(), self.reference.word());
         self.check_wants();

@@ -222,8 +222,8 @@ impl State {
     fn apply_later(&mut self, event: &Event, at: Timestamp) -> Applied {
         match event {
             Event::Began => Err(Illegal::Known),
-            Event::Started { work, task, crashes } => {
-                let begun = Begun { seq: self.seq + 1, task: *task, crashes: *crashes };
+            Event::Started { work, task, turn } => {
+                let begun = Begun { seq: self.seq + 1, task: *task, turn: *turn };
                 self.started(work, begun, at)
             }
             Event::Done { work, output, .. } => self.done(work, output, at),
@@ -296,10 +296,10 @@ impl State {
         Ok(())
     }
 
-    /// A task was given up and brought back before the saga has heard of that, or its node died: it goes on with another doer.
+    /// Goes on with another attempt: the task has another turn, or was given up and brought back before the saga has heard of that.
     fn taken_over(&mut self, work: &Work, begun: Begun) -> Applied {
         let before = self.begun_mut(work);
-        if (before.task, before.crashes) == (begun.task, begun.crashes) {
+        if (before.task, before.turn) == (begun.task, begun.turn) {
             return Err(Illegal::Known);
         }
         *before = begun;

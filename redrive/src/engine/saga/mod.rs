@@ -218,7 +218,7 @@ async fn attempt(
         Ok(Wanted::Stopped) => return leave(journals, &params, task).await.into(),
         Ok(Wanted::Later) => return Outcome::Snooze(ANOTHERS).into(),
         Ok(Wanted::No) => return Outcome::Done.into(),
-        Err(e) => return failed(&e).into(),
+        Err(e) => return untried(&params, &e).into(),
     };
     let doer = doer(&params, task);
     let cx = StepCx { context, saga, id: params.saga, work: params.work };
@@ -273,8 +273,9 @@ enum Wanted {
 }
 
 /// Whether its saga still wants this. What is known here may be out of date: whoever is not wanted, or was not made just now, or was made
-/// by another node of something newer, looks again. What a person has brought back, or a node has died with, is begun again in the journal
-/// before it is: otherwise the saga could be sent elsewhere while it runs, or take it for failed when it hears so of who had it before.
+/// by another node of something newer, looks again. Every attempt after the first, and every dead letter that was brought back, is recorded in
+/// the journal before it runs (see `saga/begun.rs`): otherwise the saga could be sent elsewhere while it runs, or be told by an earlier
+/// attempt that it has failed.
 async fn wanted(journals: &Journals, store: &Store, params: &StepParams, task: &Task) -> Result<Wanted> {
     let (id, work, doer) = (&params.saga, &params.work, doer(params, task));
     let is_its = |saga: &State| saga.is_awaited(work) && saga.begun(work).is_by(&doer);
@@ -298,18 +299,18 @@ async fn wanted(journals: &Journals, store: &Store, params: &StepParams, task: &
     })
 }
 
-/// Who a task's attempt is for its saga.
+/// Names a task's attempt for its saga.
 fn doer(params: &StepParams, task: &Task) -> Doer {
-    Doer { task: task.id, crashes: task.crashes, origin: task.origin_id, made: params.seq }
+    Doer { task: task.id, turn: task.turn(), origin: task.origin_id, made: params.seq }
 }
 
 /// Its saga has turned back before this attempt, and [`STOP`] has not come for it yet. Without a word about it the saga would wait for
 /// ever. Only of what nobody has tried before is it known that it had no effect.
 async fn leave(journals: &Journals, params: &StepParams, task: &Task) -> Outcome {
     let event = gone_wrong(&params.work, is_first(task), "stopped: the saga goes back");
-    match journals.tell(&params.saga, Tell::GivenUp { failed: event, task: task.id, made: params.seq }).await {
+    match journals.tell(&params.saga, Tell::Failed(event, doer(params, task))).await {
         Ok(_) | Err(Error::NotFound { .. }) => Outcome::Done,
-        Err(e) => failed(&e),
+        Err(e) => untried(params, &e),
     }
 }
 
@@ -372,13 +373,24 @@ async fn end(journals: &Journals, cx: &StepCx, event: Event, doer: Doer) -> Outc
             _ => Outcome::Done,
         },
         Err(Error::NotFound { .. }) => Outcome::Done,
-        Err(e) => failed(&e),
+        // Another attempt follows, and it must be told apart from this one: what this one has reported may still be written.
+        Err(e) if e.is_transient() => Outcome::GivenBack,
+        Err(e) => Outcome::Sealed(format!("the saga's journal: {e}")),
     }
 }
 
-fn failed(e: &Error) -> Outcome {
-    Outcome::Failed(Failure::retry(Kind::ERROR, format!("the saga's journal: {e}")))
+/// Postpones an attempt that was not made, since the journal could not be read or written. It is not the step's fault, so it does not
+/// count: a step that may be tried once is still tried.
+fn untried(params: &StepParams, e: &Error) -> Outcome {
+    tracing::warn!(saga = params.saga, step = params.work.place(), error = %e, "a step waits for its saga's journal");
+    match e.is_transient() {
+        true => Outcome::Snooze(JOURNAL_WAIT),
+        false => Outcome::Sealed(format!("the saga's journal: {e}")),
+    }
 }
+
+/// The time for which a step waits while the database does not answer.
+const JOURNAL_WAIT: Duration = Duration::from_secs(1);
 
 /// A step's task was given up: what came of it is not known, unless nobody has ever had it.
 async fn hear(journals: &Journals, failure: FinalFailure) -> Result<(), Verdict> {

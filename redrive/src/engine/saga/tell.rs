@@ -25,7 +25,7 @@ pub(super) enum Tell {
     Event(Event),
     /// What had failed begins again in a task that is there, or what is under way is taken over by it.
     Again(Work, Doer),
-    /// Some work has failed, if this is still who has it.
+    /// Some work has failed, if this attempt has it or would have.
     Failed(Event, Doer),
     /// The same of a task that was given up, which was made when the saga had so many events.
     GivenUp { failed: Event, task: TaskId, made: Option<i64> },
@@ -161,7 +161,10 @@ impl Outcome {
                     false => self.begin_again(work, doer, now).map_err(conflict),
                 }
             }
-            Tell::Failed(failed, doer) => self.fail(failed, |begun| begun.is_by(doer), now).map_err(conflict),
+            Tell::Failed(failed, doer) => {
+                let has_it = |begun: Begun| begun.is_by(doer) || begun.passes_to(doer);
+                self.fail(failed, has_it, now).map_err(conflict)
+            }
             Tell::GivenUp { failed, task, made } => {
                 self.fail(failed, |begun| begun.is_of(*task, *made), now).map_err(conflict)
             }
@@ -222,7 +225,7 @@ impl Outcome {
     /// Some work begins again without a new task: whoever says so has one.
     fn begin_again(&mut self, work: &Work, doer: &Doer, now: Timestamp) -> Result<bool, String> {
         let before = self.start.len();
-        let started = Event::Started { work: work.clone(), task: Some(doer.task), crashes: doer.crashes };
+        let started = Event::Started { work: work.clone(), task: Some(doer.task), turn: doer.turn };
         let is_new = self.add([Some(started)], now)?;
         let own = self.start.iter().skip(before).position(|(started, _)| started == work);
         own.into_iter().for_each(|own| _ = self.start.remove(before + own));
@@ -331,8 +334,8 @@ mod tests {
         n.to_string().parse().unwrap()
     }
 
-    fn doer(n: i64, crashes: u32, origin: Option<i64>, made: i64) -> Doer {
-        Doer { task: task(n), crashes, origin: origin.map(task), made: Some(made) }
+    fn doer(n: i64, turn: u32, origin: Option<i64>, made: i64) -> Doer {
+        Doer { task: task(n), turn, origin: origin.map(task), made: Some(made) }
     }
 
     fn failed() -> Event {
@@ -342,7 +345,7 @@ mod tests {
     #[test]
     fn a_failure_counts_if_it_is_of_who_has_the_work() {
         let (first, made) = (doer(1, 0, None, 2), Some(2));
-        let after_crash = Doer { crashes: 1, ..first };
+        let second = Doer { turn: 1, ..first };
         let brought_back = doer(2, 0, Some(1), 2);
         let given_up = |task: TaskId| Tell::GivenUp { failed: failed(), task, made };
         let again = |doer: Doer| Tell::Again(pay(), doer);
@@ -350,14 +353,14 @@ mod tests {
         let stories: [&[(Tell, bool)]; 6] = [
             &[(Tell::Failed(failed(), first), true)],
             &[
-                (again(after_crash), true),
+                (again(second), true),
                 (Tell::Failed(failed(), first), false),
-                (Tell::Failed(failed(), after_crash), true),
+                (Tell::Failed(failed(), second), true),
             ],
-            &[(again(after_crash), true), (given_up(task(1)), true)],
+            &[(again(second), true), (given_up(task(1)), true)],
             &[(again(brought_back), true), (given_up(task(1)), false), (given_up(task(2)), true)],
             &[(given_up(task(1)), true), (again(brought_back), true), (Tell::Failed(failed(), brought_back), true)],
-            &[(again(brought_back), true), (again(after_crash), false), (again(doer(3, 0, Some(2), 2)), true)],
+            &[(again(brought_back), true), (again(second), false), (again(doer(3, 0, Some(2), 2)), true)],
         ];
         for (i, story) in stories.into_iter().enumerate() {
             let mut saga = under_way();
