@@ -425,6 +425,19 @@ async fn nodes_say_how_far_they_are_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn nodes_with_different_leases_are_shown_with_them() {
+    let server = Server::start("");
+    let (admin, store) = (server.admin(), server.store().await);
+    assert!(!server.get(&admin, "/nodes").has("Nodes have different leases"));
+    let slow = Registration { name: "slow".into(), lease: Duration::from_secs(60), ..Registration::default() };
+    store.register(&slow, store.now().await.unwrap()).await.unwrap();
+    let page = server.get(&admin, "/nodes");
+    assert!(page.has("Nodes have different leases") && page.has("1 min"), "{}", page.body);
+    let listed = server.api("GET", "/nodes", &serde_json::Value::Null);
+    assert!(listed.has(r#""lease":"10s""#) && listed.has(r#""lease":"1m""#), "{}", listed.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_setting_is_looked_at_before_it_is_saved() {
     let server = Server::staged().await;
     let admin = server.admin_with_forms();

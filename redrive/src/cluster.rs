@@ -3,16 +3,25 @@
 //! *State.* A [`Membership`]: our number, and the moment until which we may work. A [`Watch`]: for every other node the beat
 //! that we saw last, and since when it has stood still.
 //!
-//! *Invariants.* We may work until (the instant before we sent our last successful beat) + lease − margin, by our monotonic
-//! clock. We fence another node only after we ourselves have seen its beat stand still for a whole lease, over reads that
-//! all succeeded: its own lease, which is in its row, or ours if that is longer. Since it stopped before that, it does nothing any more. A node that finds itself fenced, or not in the node table, or
-//! finds another there under its number, drops everything and takes a new number.
+//! *Invariants.* We may work until (the instant before we sent our last successful beat) + lease − margin, by our own clock,
+//! which counts suspended time. We fence another node only after we have seen its beat stand still over reads that all
+//! succeeded, for the longer of two leases: ours, and the one in its row. It stopped working before that. A node that finds
+//! itself fenced, or not in the node table, or finds another node there under its number, drops everything and takes a new
+//! number.
+//!
+//! *Different leases.* A node's lease is written into its row together with its number, before its first beat, and never
+//! changes under that number: `engine.lease` takes effect at the next start. So the row is never behind the lease that the
+//! node works by, and nodes can be restarted one by one with a longer or a shorter lease. Only the lease bounds how long a
+//! node may work; `margin` and `beat_interval` are the node's own affair, since a watcher waits for a lease and never counts
+//! missed beats. Watchers with different leases fence the same node at different times, each of them after it has stopped. A
+//! row of an older build states no lease (0). Then only the watcher's own lease counts, so leases may differ only when all
+//! nodes state theirs.
 //!
 //! *Failure.* After a database outage nobody's beat has moved, and everybody begins to watch anew, so nobody is fenced for the
 //! outage. Views may disagree for a while about who scans which shard: then two nodes try to claim the same tasks, and the
 //! compare-and-set lets one of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -71,6 +80,12 @@ impl Membership {
         self.clock.elapsed().as_millis() < u128::from(self.until.load(Ordering::Acquire))
     }
 
+    /// The moment until which we may work, in milliseconds of our clock.
+    #[cfg(test)]
+    pub(crate) fn until(&self) -> u64 {
+        self.until.load(Ordering::Acquire)
+    }
+
     pub(crate) fn revoke(&self) {
         self.until.store(0, Ordering::Release);
     }
@@ -83,6 +98,8 @@ pub(crate) struct Watch {
     seen: HashMap<NodeNumber, (i64, Duration)>,
     /// When we looked last.
     looked: Duration,
+    /// Nodes whose lease was reported as different from ours.
+    reported: HashSet<NodeNumber>,
 }
 
 impl Watch {
@@ -112,6 +129,17 @@ impl Watch {
             }
         }
         silent
+    }
+
+    /// Returns the living nodes that state another lease than ours, each of them once. A number keeps its lease.
+    pub(crate) fn other_leases<'a>(&mut self, nodes: &'a [Node], me: NodeNumber, lease: Duration) -> Vec<&'a Node> {
+        let differs = |node: &&Node| {
+            let stated = node.registration.lease;
+            !node.dead && node.number != me && !stated.is_zero() && stated != lease
+        };
+        let others: Vec<&Node> = nodes.iter().filter(differs).collect();
+        self.reported.retain(|number| others.iter().any(|node| node.number == *number));
+        others.into_iter().filter(|node| self.reported.insert(node.number)).collect()
     }
 
     /// A reading failed: what was seen before says nothing about the time since.
@@ -190,6 +218,44 @@ mod tests {
         assert_eq!(see(160, 160), Some((NodeNumber(2), 7)));
     }
 
+    /// Checks every pair of leases over a rolling change: nobody is fenced while it may still work.
+    #[test]
+    fn no_node_is_fenced_while_it_may_work_whatever_the_two_leases_are() {
+        let s = Duration::from_secs;
+        for (own, stated, beat) in [(10, 60, 25), (60, 10, 2), (10, 10, 2), (10, 11, 4), (2, 900, 300)] {
+            let (mut watch, me) = (Watch::default(), NodeNumber(1));
+            let mut other = node(2, 0, &[]);
+            other.registration.lease = s(stated);
+            // It beats four times and is cut off then. The watcher looks every second.
+            let (last_beat, mut fenced) = (4 * beat, None);
+            for at in 0..last_beat + 2_000 {
+                other.beat = i64::try_from((at / beat).min(4)).unwrap();
+                let silent = watch.see(&[other.clone()], me, s(at), s(own));
+                fenced = fenced.or((!silent.is_empty()).then_some(at));
+            }
+            let fenced = fenced.unwrap();
+            assert!(fenced >= last_beat + own.max(stated), "{own} {stated}: fenced at {fenced}");
+            assert!(fenced <= last_beat + own.max(stated) + 1, "{own} {stated}: fenced at {fenced}, late");
+        }
+    }
+
+    #[test]
+    fn a_node_with_another_lease_is_reported_once() {
+        let (mut watch, me) = (Watch::default(), NodeNumber(1));
+        let with = |number, lease| {
+            let mut node = node(number, 0, &[]);
+            node.registration.lease = Duration::from_secs(lease);
+            node
+        };
+        let mut reported = |nodes: &[Node]| -> Vec<i64> {
+            watch.other_leases(nodes, me, LEASE).iter().map(|node| node.number.0).collect()
+        };
+        let all = [with(1, 60), with(2, 60), with(3, 10), with(4, 0), Node { dead: true, ..with(5, 7) }];
+        assert_eq!(reported(&all), [2], "not ourselves, an equal one, an older build, a dead one");
+        assert!(reported(&all).is_empty());
+        assert_eq!(reported(&[with(2, 60), with(6, 30)]), [6]);
+    }
+
     #[test]
     fn the_right_to_work_counts_from_before_the_beat_was_sent() {
         let me = Membership::new();
@@ -200,6 +266,16 @@ mod tests {
         assert!(!me.may_work(), "a new number has not beaten");
         me.extend(Duration::ZERO, Duration::from_secs(2), Duration::from_secs(2));
         assert!(!me.may_work());
+    }
+
+    #[test]
+    fn the_right_to_work_ends_during_a_suspension() {
+        let mut me = Membership::new();
+        me.extend(me.instant(), LEASE, Duration::from_secs(2));
+        me.clock.suspend(Duration::from_secs(4));
+        assert!(me.may_work());
+        me.clock.suspend(Duration::from_secs(4));
+        assert!(!me.may_work(), "others may have fenced it before it resumed");
     }
 
     #[test]

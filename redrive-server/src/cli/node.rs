@@ -22,6 +22,7 @@ const COLUMNS: &[Column] = &[
     ("name", |node, _| short(node, "name")),
     ("state", |node, _| text(node, "state")),
     ("last beat", |node, now| when(node, "beat_at", now)),
+    ("lease", |node, _| text(node, "lease")),
     ("up for", |node, now| match time(node, "started_at") {
         Some(since) if !is_gone(node) => span(now.since(since)),
         _ => String::new(),

@@ -20,7 +20,7 @@ use super::tasks::tag;
 use super::visit::{Frame, Visit};
 use super::words::{Words, fill};
 
-/// One that has not beaten for so long is worth a look; its lease is longer than that.
+/// A node is called quiet after this long without a beat, or after half of its lease if that is longer.
 const QUIET: Duration = Duration::from_secs(5);
 /// How far they are behind is looked at every minute by one of them; what is older says nothing of now.
 const LAG_OF: Duration = Duration::from_secs(300);
@@ -36,6 +36,7 @@ struct Page {
     gone: Vec<Row>,
     lag: Option<Lag>,
     is_by_database: bool,
+    has_different_leases: bool,
 }
 
 /// How long what is due waits.
@@ -52,6 +53,7 @@ struct Row {
     build: String,
     state: Html,
     beat: Html,
+    lease: String,
     started: Html,
     methods: Vec<String>,
     is_here: bool,
@@ -82,6 +84,7 @@ pub(super) async fn show(State(app): State<App>, visit: Visit) -> Answer<Respons
         build: node.registration.build.clone(),
         state: state(node, now, f.w),
         beat: html::ago(node.beat_at),
+        lease: lease(node, f.w),
         started: html::ago(node.started_at),
         methods: node.registration.methods.clone(),
         is_here: Some(node.number) == here,
@@ -93,9 +96,21 @@ pub(super) async fn show(State(app): State<App>, visit: Visit) -> Answer<Respons
         maps: maps(&alive, &nodes, f.w),
         lag: lag(&minutes, f.w),
         is_by_database: app.settings().registry.kind == RegistryKind::Database,
+        has_different_leases: have_different_leases(&alive),
         f: f.clone(),
     };
     Ok(f.show(&page))
+}
+
+/// A node's lease; a dash for a node of an older build, which states none.
+fn lease(node: &Node, w: &Words) -> String {
+    let lease = node.registration.lease;
+    if lease.is_zero() { "–".to_owned() } else { html::duration(lease, w) }
+}
+
+fn have_different_leases(alive: &[&Node]) -> bool {
+    let mut leases = alive.iter().map(|node| node.registration.lease);
+    leases.next().is_some_and(|first| leases.any(|other| other != first))
 }
 
 /// How far all of them together are behind, as the node that does the upkeep saw it last.
@@ -111,7 +126,7 @@ fn state(node: &Node, now: Timestamp, w: &Words) -> Html {
         "dead" if node.leaving => tag("", w.node_left),
         "dead" => tag("bad", w.node_dead),
         "leaving" => tag("warn", w.node_leaving),
-        _ if now.since(node.beat_at) >= QUIET => tag("warn", w.node_quiet),
+        _ if now.since(node.beat_at) >= QUIET.max(node.registration.lease / 2) => tag("warn", w.node_quiet),
         _ => tag("good", w.node_alive),
     }
 }

@@ -632,6 +632,9 @@ words! {
     no_nodes: "No node is alive: nothing runs. Start one:", "没有在线节点：任务不会执行。启动一个：";
     node: "Node", "节点";
     last_beat: "Last beat", "最近心跳";
+    lease: "Lease", "租约时长";
+    leases_differ: "Nodes have different leases. A silent node is declared dead after the longer of its own lease and that of the node that watches it. Set the same engine.lease on all nodes.",
+        "各节点的租约时长不一致。节点失联后，要等到它自身与观察节点中较长的租约到期，才会被判定为失联。请在所有节点上设置相同的 engine.lease。";
     build: "Version", "版本";
     lag: "Lag", "延迟";
     lag_none: "nothing waits that is due", "没有到期未执行的任务";

@@ -186,6 +186,9 @@ struct NodeShown {
     shards: std::collections::BTreeMap<String, usize>,
     #[schema(value_type = String, format = DateTime)]
     beat_at: Timestamp,
+    /// Its lease, such as `10s`. Missing for a node of an older build.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease: Option<String>,
     #[schema(value_type = String, format = DateTime)]
     started_at: Timestamp,
 }
@@ -204,6 +207,9 @@ async fn nodes(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<Nodes>
         methods: n.registration.methods.clone(),
         shards: n.registration.methods.iter().map(|m| (m.clone(), n.shards(m, &nodes).len())).collect(),
         beat_at: n.beat_at,
+        lease: Some(n.registration.lease)
+            .filter(|lease| !lease.is_zero())
+            .map(|lease| humantime::format_duration(lease).to_string()),
         started_at: n.started_at,
     });
     Ok(Shows(Nodes { nodes: shown.collect() }))

@@ -138,6 +138,11 @@ impl Shared {
         if !nodes.iter().any(|node| self.me.is(node)) {
             return self.join_again().await;
         }
+        for other in watch.other_leases(&nodes, me, self.config.lease) {
+            let (lease, name, stated) = (self.config.lease, &other.registration.name, other.registration.lease);
+            tracing::warn!(node = %me, ?lease, other = %other.number, other_name = name, other_lease = ?stated,
+                "two nodes have different leases: each is taken over only after the longer one; set the same engine.lease on all nodes");
+        }
         for (number, beat) in watch.see(&nodes, me, self.me.instant(), self.config.lease) {
             match self.store.fence(number, beat).await {
                 Ok(true) => {
@@ -256,5 +261,30 @@ impl Shared {
         self.ended.store(true, Ordering::Release);
         self.wake.beat.notify_one();
         self.end_services().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Engine, EngineConfig};
+
+    /// The beat thread sends a beat, the node is fenced, takes a new number and beats under it; then the answer to the old
+    /// beat arrives.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_late_answer_about_an_earlier_number_leaves_the_right_of_the_new_one() {
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        let beat_interval = Duration::from_millis(50);
+        let config = EngineConfig { beat_interval, lease: Duration::from_secs(60), ..EngineConfig::default() };
+        let engine = Engine::builder(store.clone()).config(config).start().await.unwrap();
+        let (me, old) = (&engine.0.me, engine.number());
+        while !store.fence(old, store.nodes().await.unwrap()[0].beat).await.unwrap() {}
+        while me.number() == old || !me.may_work() {
+            tokio::task::yield_now().await;
+        }
+        let until = me.until();
+        engine.0.beat(&store, old).await;
+        assert!(me.until() >= until, "the right of node {} was revoked", me.number());
+        engine.stop().await;
     }
 }

@@ -8,6 +8,7 @@ mod cut_off;
 mod ends;
 mod execution;
 mod gates;
+mod leases;
 mod limits;
 mod nodes;
 mod parts;

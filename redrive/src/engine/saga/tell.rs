@@ -352,11 +352,7 @@ mod tests {
         // What it is told one after the other, and whether each is new.
         let stories: [&[(Tell, bool)]; 6] = [
             &[(Tell::Failed(failed(), first), true)],
-            &[
-                (again(second), true),
-                (Tell::Failed(failed(), first), false),
-                (Tell::Failed(failed(), second), true),
-            ],
+            &[(again(second), true), (Tell::Failed(failed(), first), false), (Tell::Failed(failed(), second), true)],
             &[(again(second), true), (given_up(task(1)), true)],
             &[(again(brought_back), true), (given_up(task(1)), false), (given_up(task(2)), true)],
             &[(given_up(task(1)), true), (again(brought_back), true), (Tell::Failed(failed(), brought_back), true)],
