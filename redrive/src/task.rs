@@ -277,11 +277,42 @@ pub(crate) fn storable(text: &str, max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settle::{Outcome, settle};
 
     #[test]
     fn stored_text_is_cut_between_characters_and_has_no_nul() {
         assert_eq!(storable("ab\0", 10), "ab\u{fffd}");
         assert_eq!(storable("é漢字", 4), "é");
         assert_eq!(storable("\0\0\0", 4), "\u{fffd}");
+    }
+
+    /// What happens to a task, and the turn that it has then.
+    fn turns(is_born_running: bool, outcomes: &[Outcome]) -> Vec<u32> {
+        let mut task = crate::testing::task(crate::NewTask::new("m", &1).unwrap());
+        let claim = |task: &mut Task| (task.status, task.version) = (Status::Running, task.version + 1);
+        if is_born_running {
+            task.status = Status::Running;
+        } else {
+            claim(&mut task);
+        }
+        let mut turns = vec![task.turn()];
+        for outcome in outcomes {
+            task = task.after(&settle(&task, outcome, task.created_at, 0.5), task.created_at);
+            claim(&mut task);
+            turns.push(task.turn());
+        }
+        turns
+    }
+
+    #[test]
+    fn every_attempt_has_a_turn_of_its_own_but_for_one_that_was_postponed() {
+        let failed = || Outcome::Failed(crate::Failure::retry("timeout", "no answer"));
+        let snooze = || Outcome::Snooze(Duration::from_secs(1));
+        let sealed = || Outcome::Sealed("no key".into());
+        for is_born_running in [true, false] {
+            let after = |outcomes: &[Outcome]| turns(is_born_running, outcomes);
+            assert_eq!(after(&[failed(), Outcome::GivenBack, Outcome::Crashed, sealed()]), [0, 1, 2, 3, 4]);
+            assert_eq!(after(&[snooze(), snooze(), failed(), snooze()]), [0, 0, 0, 1, 1]);
+        }
     }
 }

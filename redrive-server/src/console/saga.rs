@@ -262,6 +262,7 @@ fn item(journaled: &Journaled, sees: bool, w: &Words) -> Item {
             ("bad", by_op(work, [w.step_failed, w.undo_failed, w.confirm_failed]), format!("{error} ({known})"))
         }
         Event::Skipped { work, by } => ("warn", fill(w.step_left_out, &[&of(work)]), fill(w.by, &[by])),
+        Event::Lost { work } => ("bad", fill(w.work_lost, &[&of(work)]), w.failed_unknown.to_owned()),
         Event::TimeUp { work } => ("warn", fill(w.step_time_up, &[&of(work)]), String::new()),
         Event::Signal { name, payload, by: who, .. } => ("", fill(w.saga_told, &[name]), both(by(who), seen(payload))),
         Event::Rollback { why, to } => {

@@ -563,6 +563,7 @@ words! {
     confirm_failed: "The confirmation of {0} failed for good", "{0} 的确认最终失败";
     failed_refused: "it had no effect", "没有产生效果";
     failed_unknown: "whether it had an effect is not known", "是否产生效果未知";
+    work_lost: "The task of {0} is gone", "{0} 的任务已丢失";
     step_left_out: "{0} was left out", "{0} 被跳过";
     step_time_up: "The time of {0} is up", "{0} 超时";
     saga_told: "It was told {0}", "收到信号 {0}";

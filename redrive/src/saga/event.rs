@@ -89,8 +89,9 @@ pub enum Event {
         /// with this.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         task: Option<TaskId>,
-        /// The turn of that task: 0 for its first attempt, more for a later one.
-        #[serde(default, skip_serializing_if = "is_zero")]
+        /// The turn of that task: 0 for its first attempt, more for a later one. Older journals have the number of its crashes, which grows
+        /// in the same way.
+        #[serde(default, alias = "crashes", skip_serializing_if = "is_zero")]
         turn: u32,
     },
     /// This is done.
@@ -114,6 +115,12 @@ pub enum Event {
         refused: bool,
         /// Why.
         error: String,
+    },
+    /// The task of this is gone, and nobody has told what came of it. A person is needed.
+    Lost {
+        /// What.
+        #[serde(flatten)]
+        work: Work,
     },
     /// A person says that this is to be left out.
     Skipped {
@@ -189,6 +196,7 @@ impl Event {
             Self::Started { work, .. }
             | Self::Done { work, .. }
             | Self::Failed { work, .. }
+            | Self::Lost { work }
             | Self::Skipped { work, .. }
             | Self::TimeUp { work } => Some(work),
             Self::Began

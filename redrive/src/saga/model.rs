@@ -22,6 +22,8 @@ enum Script {
     Unknown,
     /// Answers only when it is stopped, or its time is up.
     Hangs,
+    /// Its task is gone; a person has it tried again.
+    Lost,
     /// Fails; a person says that it is done.
     Resolved,
     /// Fails; a person has it tried again.
@@ -166,6 +168,7 @@ fn any_case() -> impl Strategy<Value = Case> {
         1 => Just(Script::Refused),
         1 => Just(Script::Unknown),
         1 => Just(Script::Hangs),
+        1 => Just(Script::Lost),
         1 => Just(Script::Again),
     ];
     let late = prop_oneof![
@@ -173,6 +176,7 @@ fn any_case() -> impl Strategy<Value = Case> {
         1 => Just(Script::Resolved),
         1 => Just(Script::Again),
         1 => Just(Script::Skipped),
+        1 => Just(Script::Lost),
         1 => Just(Script::Unknown)
     ];
     let runs = prop::collection::vec(run, MOST * ROUNDS);
@@ -334,6 +338,7 @@ impl World {
             Script::Done => vec![done(None)],
             Script::Refused => vec![failed(true)],
             Script::Unknown | Script::Hangs => vec![failed(false)],
+            Script::Lost => vec![Event::Lost { work: work.clone() }, Event::started(work.clone())],
             Script::Resolved => vec![failed(true), done(Some("ada"))],
             Script::Again if work.op == Op::Run => vec![failed(false), done(Some("ada"))],
             Script::Again => vec![failed(false), Event::started(work.clone())],

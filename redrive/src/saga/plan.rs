@@ -249,7 +249,7 @@ impl State {
     }
 
     /// All work that has a task which may run.
-    fn under_way(&self) -> Vec<Work> {
+    pub(crate) fn under_way(&self) -> Vec<Work> {
         let mut all = Vec::new();
         for (def, step) in self.flow.steps().iter().zip(&self.steps).filter(|(def, _)| def.is_called()) {
             let started = [Op::Run, Op::Undo, Op::Confirm].into_iter().filter(|op| *step.of(*op) == Doing::Started);

@@ -22,9 +22,10 @@ enum How {
     Skipped,
     Refused,
     Unknown,
+    Lost,
 }
 
-use How::{Done, No, Open, Refused, Skipped, Unknown};
+use How::{Done, Lost, No, Open, Refused, Skipped, Unknown};
 
 impl How {
     fn is_over(self) -> bool {
@@ -32,7 +33,7 @@ impl How {
     }
 
     fn has_failed(self) -> bool {
-        matches!(self, Refused | Unknown)
+        matches!(self, Refused | Unknown | Lost)
     }
 }
 
@@ -141,7 +142,7 @@ impl Reference {
     }
 
     fn happened(&self, i: usize) -> bool {
-        matches!(self.steps[i].run, Done | Unknown)
+        matches!(self.steps[i].run, Done | Unknown | Lost)
     }
 
     /// Whether nothing is left to be done before it. That a step is done does not say so of those before that one.
@@ -152,7 +153,8 @@ impl Reference {
 
     /// To go on or to go back could both be wrong.
     fn is_in_doubt(&self, i: usize) -> bool {
-        !self.committed && self.steps[i].run == Unknown && self.def(i).undo == UndoKind::Irreversible
+        let run = self.steps[i].run;
+        !self.committed && (run == Lost || run == Unknown && self.def(i).undo == UndoKind::Irreversible)
     }
 
     fn has_doubts(&self) -> bool {
@@ -233,7 +235,7 @@ impl Reference {
             Event::Began | Event::Input { .. } => true,
             Event::Started { work, .. } => self.may_start(work),
             Event::Done { work, by, .. } => self.may_be_done(work, by.is_some(), at),
-            Event::Failed { work, .. } => self.how(work) == Open,
+            Event::Failed { work, .. } | Event::Lost { work } => self.how(work) == Open,
             Event::Skipped { work, .. } => self.how(work) == Open || self.how(work).has_failed(),
             Event::TimeUp { work } => {
                 let i = self.place(work.step.as_ref().unwrap());
@@ -350,18 +352,9 @@ impl Reference {
             Event::Began => (self.has_begun, self.timed_from) = (true, at),
             Event::Started { work, .. } => self.note_start(work, at),
             Event::Done { work, .. } => self.note_done(work, at),
-            Event::Failed { work, refused, .. } => {
-                let i = work.step.as_ref().map(|name| self.place(name));
-                let was_unknown = i.is_some_and(|i| work.op == Op::Run && self.steps[i].was_unknown);
-                self.set(work, if *refused && !was_unknown { Refused } else { Unknown });
-                if let (Some(i), Op::Run, false) = (i, work.op, *refused) {
-                    self.steps[i].was_unknown = true;
-                }
-                // Nobody knows whether there is a way back.
-                if i.is_some_and(|i| work.op == Op::Run && self.def(i).pivot && self.is_in_doubt(i)) {
-                    self.back = None;
-                }
-            }
+            Event::Failed { work, refused: true, .. } => self.note_failure(work, Refused),
+            Event::Failed { work, refused: false, .. } => self.note_failure(work, Unknown),
+            Event::Lost { work } => self.note_failure(work, Lost),
             Event::Skipped { work, .. } => {
                 self.set(work, Skipped);
                 let is_pivot = work.step.as_ref().is_some_and(|name| self.def(self.place(name)).pivot);
@@ -378,6 +371,19 @@ impl Reference {
             Event::Forward { .. } => self.note_forward(at),
             Event::Input { .. } => {}
             Event::Ended { state, .. } => self.ended = Some(*state),
+        }
+    }
+
+    fn note_failure(&mut self, work: &Work, how: How) {
+        let i = work.step.as_ref().map(|name| self.place(name));
+        let was_unknown = i.is_some_and(|i| work.op == Op::Run && self.steps[i].was_unknown);
+        self.set(work, if how == Refused && was_unknown { Unknown } else { how });
+        if let (Some(i), Op::Run, true) = (i, work.op, how != Refused) {
+            self.steps[i].was_unknown = true;
+        }
+        // Nobody knows whether there is a way back.
+        if i.is_some_and(|i| work.op == Op::Run && self.def(i).pivot && self.is_in_doubt(i)) {
+            self.back = None;
         }
     }
 
@@ -434,7 +440,7 @@ impl Reference {
         for i in self.all() {
             match self.steps[i].undo {
                 Done => self.begin_anew(i),
-                Skipped | Refused | Unknown => self.steps[i].undo = No,
+                Skipped | Refused | Unknown | Lost => self.steps[i].undo = No,
                 No | Open => {}
             }
             if self.steps[i].run.has_failed() {

@@ -28,10 +28,15 @@ impl State {
         self.steps.iter().enumerate().all(|(i, step)| !has(these, i) || step.run.is_over())
     }
 
-    /// It may have happened, and cannot be undone: whether to go on or back is for a person.
+    /// It may have happened, and cannot be undone, or its task is gone: whether to go on or back is for a person.
     pub(crate) fn is_undecidable(&self, i: usize) -> bool {
         let irreversible = self.flow.step(i).is_some_and(|step| step.undo == UndoKind::Irreversible);
-        irreversible && !self.committed && matches!(self.steps.get(i).map(|s| &s.run), Some(Doing::Unknown(_)))
+        let is_for_people = match self.steps.get(i).map(|step| &step.run) {
+            Some(Doing::Unknown(_)) => irreversible,
+            Some(Doing::Lost(_)) => true,
+            _ => false,
+        };
+        is_for_people && !self.committed
     }
 
     /// It may have happened, cannot be undone, and a person has it tried again: no time that is up turns it back meanwhile.
@@ -88,7 +93,7 @@ impl State {
     /// anew, too.
     pub(crate) fn maybe_undone(&self) -> impl Iterator<Item = Work> {
         let steps = self.flow.steps().iter().zip(&self.steps);
-        let unknown = steps.filter(|(_, step)| matches!(step.undo, Doing::Unknown(_)));
+        let unknown = steps.filter(|(_, step)| step.undo.is_unknown());
         unknown.map(|(def, step)| Work { step: Some(def.name.clone()), op: Op::Undo, round: step.round })
     }
 
@@ -164,7 +169,7 @@ impl State {
     pub(crate) fn why_stuck(&self) -> Option<(Work, &str)> {
         let work = self.stuck_work().into_iter().next()?;
         match self.at(&work)? {
-            Doing::Refused(error) | Doing::Unknown(error) => Some((work, error)),
+            Doing::Refused(error) | Doing::Unknown(error) | Doing::Lost(error) => Some((work, error)),
             Doing::Idle | Doing::Started | Doing::Done | Doing::Skipped => None,
         }
     }

@@ -23,6 +23,9 @@ use crate::clock::Timestamp;
 /// Most signals of a saga that nobody has taken: more than that is somebody's mistake.
 pub(crate) const MOST_SIGNALS: usize = 1_000;
 
+/// The error of work whose task is gone.
+const LOST: &str = "its task is gone, and nobody has told what came of it";
+
 /// How far something is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Doing {
@@ -37,6 +40,8 @@ pub(crate) enum Doing {
     Refused(String),
     /// It failed, and may have had an effect.
     Unknown(String),
+    /// Its task is gone, and it may have had an effect: a person decides whether the saga goes on or back.
+    Lost(String),
 }
 
 impl Doing {
@@ -45,7 +50,12 @@ impl Doing {
     }
 
     pub(crate) fn has_failed(&self) -> bool {
-        matches!(self, Self::Refused(_) | Self::Unknown(_))
+        matches!(self, Self::Refused(_)) || self.is_unknown()
+    }
+
+    /// Whether it failed, and may have had an effect.
+    pub(crate) fn is_unknown(&self) -> bool {
+        matches!(self, Self::Unknown(_) | Self::Lost(_))
     }
 
     /// Whether an outcome of it is still wanted.
@@ -114,7 +124,7 @@ impl StepState {
             Op::Undo => (&mut self.undo, &mut self.undo_in_doubt),
             Op::Confirm => return, // whether it is refused or not, a person is needed
         };
-        *in_doubt |= matches!(doing, Doing::Unknown(_));
+        *in_doubt |= doing.is_unknown();
         if let (Doing::Refused(error), true) = (&mut *doing, *in_doubt) {
             *doing = Doing::Unknown(std::mem::take(error));
         }
@@ -122,7 +132,7 @@ impl StepState {
 
     /// Whether there is, or may be, something to undo.
     pub(crate) fn may_have_happened(&self) -> bool {
-        matches!(self.run, Doing::Done | Doing::Unknown(_))
+        self.run == Doing::Done || self.run.is_unknown()
     }
 }
 
@@ -227,7 +237,9 @@ impl State {
                 self.started(work, begun, at)
             }
             Event::Done { work, output, .. } => self.done(work, output, at),
-            Event::Failed { work, refused, error } => self.failed(work, *refused, error),
+            Event::Failed { work, refused: true, error } => self.failed(work, Doing::Refused(error.clone())),
+            Event::Failed { work, refused: false, error } => self.failed(work, Doing::Unknown(error.clone())),
+            Event::Lost { work } => self.failed(work, Doing::Lost(LOST.into())),
             Event::Skipped { work, .. } => self.skipped(work),
             Event::TimeUp { work } => self.time_up(work),
             Event::Signal { name, payload, key, .. } => self.signal(name, payload, key.as_deref()),
@@ -357,12 +369,12 @@ impl State {
         self.whole != Doing::Idle || self.steps.iter().any(|step| step.undo != Doing::Idle)
     }
 
-    fn failed(&mut self, work: &Work, refused: bool, error: &str) -> Applied {
+    fn failed(&mut self, work: &Work, failed: Doing) -> Applied {
         let doing = self.doing(work)?;
         if *doing != Doing::Started {
             return Err(Illegal::Known);
         }
-        *doing = if refused { Doing::Refused(error.to_owned()) } else { Doing::Unknown(error.to_owned()) };
+        *doing = failed;
         if let Some(step) = self.place(work).and_then(|i| self.steps.get_mut(i)) {
             step.keep_in_doubt(work.op);
         }

@@ -45,13 +45,13 @@ impl Doing {
             Self::Done => "done",
             Self::Skipped => "skipped",
             Self::Refused(_) => "refused",
-            Self::Unknown(_) => "unknown",
+            Self::Unknown(_) | Self::Lost(_) => "unknown",
         }
     }
 
     fn error(&self) -> Option<&String> {
         match self {
-            Self::Refused(error) | Self::Unknown(error) => Some(error),
+            Self::Refused(error) | Self::Unknown(error) | Self::Lost(error) => Some(error),
             Self::Idle | Self::Started | Self::Done | Self::Skipped => None,
         }
     }

@@ -170,11 +170,29 @@ impl Store {
         }
         let read = all.query("SELECT deadline, id FROM redrive_saga", "ORDER BY deadline, id LIMIT ?").bind(limit);
         retrying!(self.pools(), Use::Read, Scope::Statement, "looking for sagas whose time has come", |c, _| {
-            let read_due = |row: &Row| {
-                let mut columns = row.columns();
-                Ok((Timestamp::from_millis(columns.int()?), columns.text()?.to_owned()))
-            };
-            c.rows(read.clone()).await?.iter().map(read_due).collect()
+            c.rows(read.clone()).await?.iter().map(time_and_id).collect()
+        })
+    }
+
+    /// Sagas that have been in a state since before this time, the longest first, one page at a time: those after the last of the page
+    /// before.
+    pub(crate) async fn sagas_since(
+        &self,
+        state: SagaState,
+        last: Option<&(Timestamp, String)>,
+        before: Timestamp,
+        limit: u32,
+    ) -> Result<Vec<(Timestamp, String)>> {
+        let mut all = Conditions::default();
+        all.equal("state", Some(state.as_str()));
+        all.add("updated_at <= ?", before);
+        if let Some((time, id)) = last {
+            let values = vec![(*time).into(), (*time).into(), id.as_str().into()];
+            all.add_all("updated_at >= ? AND (updated_at > ? OR id > ?)", values);
+        }
+        let read = all.query("SELECT updated_at, id FROM redrive_saga", "ORDER BY updated_at, id LIMIT ?").bind(limit);
+        retrying!(self.pools(), Use::Read, Scope::Statement, "looking through the sagas under way", |c, _| {
+            c.rows(read.clone()).await?.iter().map(time_and_id).collect()
         })
     }
 
@@ -279,6 +297,11 @@ async fn read_many(c: &mut Connection<'_>, wanted: &[&str]) -> sqlx::Result<Vec<
         }
     }
     Ok(all.into_values().collect())
+}
+
+fn time_and_id(row: &Row) -> sqlx::Result<(Timestamp, String)> {
+    let mut columns = row.columns();
+    Ok((Timestamp::from_millis(columns.int()?), columns.text()?.to_owned()))
 }
 
 fn read_summary(c: &mut Columns<'_>) -> sqlx::Result<SagaSummary> {

@@ -6,6 +6,8 @@ mod harness;
 
 mod basics;
 mod crash;
+mod lost;
+mod outages;
 mod people;
 mod script;
 mod time;

@@ -26,6 +26,8 @@ pub enum Say {
     Hang,
     /// It waits for [`World::let_go`], then it is done.
     Hold,
+    /// It waits likewise, then it is refused.
+    HoldAndRefuse,
 }
 
 #[derive(Default)]
@@ -137,6 +139,10 @@ impl World {
             Say::Hold => {
                 self.0.go.notified().await;
                 Ok(json!(what))
+            }
+            Say::HoldAndRefuse => {
+                self.0.go.notified().await;
+                Err(StepError::refused("no"))
             }
         }
     }

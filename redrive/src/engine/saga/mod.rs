@@ -14,8 +14,10 @@
 //! | `queue` | what is asked of sagas and not written yet |
 //! | `memory` | what this node remembers of sagas |
 //! | `times` | deadlines, waits and expiries that come due |
+//! | `lost` | work whose task is gone |
 
 pub(super) mod journals;
+mod lost;
 mod memory;
 mod people;
 mod queue;
@@ -32,7 +34,7 @@ use serde_json::Value;
 use crate::call_error::UNMET;
 use crate::callback::FinalFailure;
 use crate::classify::{Class, Failure, Kind};
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, pause};
 use crate::condition;
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -42,7 +44,7 @@ use crate::saga::{
     Definition, Doer, Event, Flow, Op, Saga, State, StepCx, StepError, StepRunner, UndoKind, Work, undo_policy,
 };
 use crate::settle::Outcome;
-use crate::store::{Store, TaskFilter};
+use crate::store::Store;
 use crate::task::{Task, limits};
 
 use super::handler::{Attempted, Attempting, Handler, decode};
@@ -367,15 +369,26 @@ async fn end(journals: &Journals, cx: &StepCx, event: Event, doer: Doer) -> Outc
         _ => None,
     };
     let tell = if error.is_some() { Tell::Failed(event, doer) } else { Tell::Event(event) };
-    match journals.tell(&cx.id, tell).await {
-        Ok(answer) => match error {
-            Some(error) if answer.state.wants(&cx.work) => Outcome::Fatal(Failure::reject("refused", error)),
-            _ => Outcome::Done,
-        },
-        Err(Error::NotFound { .. }) => Outcome::Done,
-        // Another attempt follows, and it must be told apart from this one: what this one has reported may still be written.
-        Err(e) if e.is_transient() => Outcome::GivenBack,
-        Err(e) => Outcome::Sealed(format!("the saga's journal: {e}")),
+    let mut wait = JOURNAL_WAIT;
+    loop {
+        match journals.tell(&cx.id, tell.clone()).await {
+            Ok(answer) => match error {
+                Some(error) if answer.state.wants(&cx.work) => {
+                    return Outcome::Fatal(Failure::reject("refused", error));
+                }
+                _ => return Outcome::Done,
+            },
+            Err(Error::NotFound { .. }) => return Outcome::Done,
+            // This node stops. Another attempt follows, and it must be told apart from this one: what this one has reported may still be written.
+            Err(e) if e.is_transient() => return Outcome::GivenBack,
+            // The step was run: without its outcome it would be run again.
+            Err(e) => {
+                let (saga, step) = (&cx.id, cx.work.place());
+                tracing::error!(saga, step, error = %e, "the outcome of a step cannot be written; trying again");
+            }
+        }
+        pause(wait).await;
+        wait = (wait * 2).min(LONGEST_WAIT);
     }
 }
 
@@ -391,6 +404,9 @@ fn untried(params: &StepParams, e: &Error) -> Outcome {
 
 /// The time for which a step waits while the database does not answer.
 const JOURNAL_WAIT: Duration = Duration::from_secs(1);
+
+/// The longest pause before an outcome is written again that could not be written.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// A step's task was given up: what came of it is not known, unless nobody has ever had it.
 async fn hear(journals: &Journals, failure: FinalFailure) -> Result<(), Verdict> {
@@ -486,12 +502,7 @@ impl Shared {
 
     /// The tasks of a saga that wait or run.
     pub(super) async fn saga_tasks(&self, id: &str) -> Result<Vec<Task>> {
-        let filter = TaskFilter {
-            business_type: Some(BUSINESS.into()),
-            business_id: Some(id.to_owned()),
-            ..TaskFilter::default()
-        };
-        self.store.list(&filter, 1_000).await
+        self.store.list(&people::of_saga(id), 1_000).await
     }
 
     fn defaults(&self) -> Arc<crate::settings::Defaults> {

@@ -346,12 +346,7 @@ impl Sagas<'_> {
 
     /// The dead letters of a saga.
     async fn letters(&self, id: &str) -> Result<Vec<Task>> {
-        let of_saga = TaskFilter {
-            business_type: Some(BUSINESS.into()),
-            business_id: Some(id.to_owned()),
-            ..TaskFilter::default()
-        };
-        let found = self.0.store().dead(&DeadFilter::from(of_saga), 1_000).await?;
+        let found = self.0.store().dead(&DeadFilter::from(of_saga(id)), 1_000).await?;
         Ok(found.into_iter().map(|letter| letter.task).collect())
     }
 
@@ -404,6 +399,11 @@ fn own_key() -> Result<String> {
 /// Whether a saga can have this id. MySQL takes `a` and `a ` for the same.
 fn is_id(id: &str) -> bool {
     (1..=limits::BUSINESS_ID).contains(&id.len()) && !id.contains('\0') && !id.ends_with(' ')
+}
+
+/// The tasks or dead letters of a saga.
+pub(super) fn of_saga(id: &str) -> TaskFilter {
+    TaskFilter { business_type: Some(BUSINESS.into()), business_id: Some(id.to_owned()), ..TaskFilter::default() }
 }
 
 fn step_of(task: &Task) -> Option<StepParams> {

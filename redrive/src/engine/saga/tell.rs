@@ -29,6 +29,8 @@ pub(super) enum Tell {
     Failed(Event, Doer),
     /// The same of a task that was given up, which was made when the saga had so many events.
     GivenUp { failed: Event, task: TaskId, made: Option<i64> },
+    /// The tasks of this work are gone, if the saga still has so many events.
+    Lost(Vec<Work>, i64),
     /// What a person or another system wants.
     Wish(Wish, Option<AuditEntry>),
     /// The time.
@@ -51,6 +53,7 @@ impl Tell {
             | Self::Again(..)
             | Self::Failed(..)
             | Self::GivenUp { .. }
+            | Self::Lost(..)
             | Self::Look => 0,
         }
     }
@@ -167,6 +170,11 @@ impl Outcome {
             }
             Tell::GivenUp { failed, task, made } => {
                 self.fail(failed, |begun| begun.is_of(*task, *made), now).map_err(conflict)
+            }
+            Tell::Lost(_, seq) if self.state.seq != *seq => Ok(false), // it has moved on
+            Tell::Lost(work, _) => {
+                let lost = work.iter().map(|work| Some(Event::Lost { work: work.clone() }));
+                self.add(lost, now).map_err(conflict)
             }
             Tell::Look => self.add([None], now).map_err(conflict),
             Tell::Wish(wish, audit) => {

@@ -23,6 +23,7 @@ use crate::error::Result;
 use crate::store::Lock;
 use crate::task::NodeNumber;
 
+use super::lost::Walk;
 use super::tell::Tell;
 use crate::engine::{Shared, lock};
 
@@ -135,10 +136,10 @@ async fn remember(shared: &Shared) {
 
 /// Looks for what nobody remembers.
 async fn sweep_all(shared: &Shared) {
-    let mut held = None;
+    let (mut held, mut walk) = (None, Walk::default());
     loop {
         let now = shared.clock.now();
-        let look = sweep(shared, &mut held, now).await.unwrap_or_else(|e| {
+        let look = sweep(shared, &mut held, &mut walk, now).await.unwrap_or_else(|e| {
             tracing::warn!(error = %e, "sagas whose time has come could not be looked for; trying again");
             now + SWEEP
         });
@@ -156,7 +157,7 @@ async fn sweep_all(shared: &Shared) {
 }
 
 /// Looks at the sagas whose time has come, if that is ours to do; when to look again.
-async fn sweep(shared: &Shared, held: &mut Option<Lock>, now: Timestamp) -> Result<Timestamp> {
+async fn sweep(shared: &Shared, held: &mut Option<Lock>, walk: &mut Walk, now: Timestamp) -> Result<Timestamp> {
     if !shared.me.may_work() {
         return Ok(now + LAG);
     }
@@ -169,6 +170,9 @@ async fn sweep(shared: &Shared, held: &mut Option<Lock>, now: Timestamp) -> Resu
         return Ok(now + SWEEP); // another node does it for all
     }
     shared.look_at_due_sagas(now).await?;
+    if let Err(e) = shared.look_for_lost_work(walk, now).await {
+        tracing::warn!(error = %e, "sagas whose tasks are gone could not be looked for; trying again");
+    }
     Ok(next_look(now, shared.store.next_due_saga(now).await?))
 }
 
