@@ -97,7 +97,7 @@ pub async fn watch(kind: Kind, db: &mut Raw, tables: &[String]) -> anyhow::Resul
 fn tables(kind: Kind) -> String {
     let seq = match kind {
         Kind::Postgres => "BIGSERIAL PRIMARY KEY",
-        Kind::Mysql => "BIGINT AUTO_INCREMENT PRIMARY KEY",
+        Kind::Mariadb => "BIGINT AUTO_INCREMENT PRIMARY KEY",
         Kind::Sqlite => "INTEGER PRIMARY KEY AUTOINCREMENT",
     };
     let states = STATE.map(|(name, _)| format!("old_{name} BIGINT, new_{name} BIGINT")).join(", ");
@@ -129,7 +129,7 @@ fn note(kind: Kind, op: &str) -> String {
     // for each row that nobody holds, or what it says is seconds old and has not got ours.
     let (began, who) = match kind {
         Kind::Postgres => ("CAST(EXTRACT(EPOCH FROM transaction_timestamp()) * 1000 AS BIGINT)".into(), "session_user"),
-        Kind::Mysql => (
+        Kind::Mariadb => (
             format!(
                 "CASE WHEN {holder} = 0 OR {alive} = 1 THEN NULL ELSE COALESCE(
                    (SELECT MIN(UNIX_TIMESTAMP(x.trx_started)) * 1000 FROM information_schema.INNODB_TRX x
@@ -152,7 +152,7 @@ fn note(kind: Kind, op: &str) -> String {
 fn now(kind: Kind) -> &'static str {
     match kind {
         Kind::Postgres => "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
-        Kind::Mysql => "CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED)",
+        Kind::Mariadb => "CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED)",
         Kind::Sqlite => "CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)",
     }
 }
@@ -164,7 +164,7 @@ fn trigger(kind: Kind, name: &str, op: &str, table: &str, when: &str, body: &str
              DROP TRIGGER IF EXISTS {name} ON {table};
              CREATE TRIGGER {name} AFTER {op} ON {table} FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION {name}()"
         ),
-        Kind::Mysql => {
+        Kind::Mariadb => {
             format!(
                 "DROP TRIGGER IF EXISTS {name};
                  CREATE TRIGGER {name} AFTER {op} ON {table} FOR EACH ROW IF {when} THEN {body}; END IF"

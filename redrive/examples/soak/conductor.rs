@@ -169,7 +169,7 @@ impl Run {
     fn rate(&self) -> u64 {
         let of_three = match self.database {
             Kind::Postgres => 150,
-            Kind::Mysql => 100,
+            Kind::Mariadb => 100,
             Kind::Sqlite => 40,
         };
         self.rate.unwrap_or(if self.churn { of_three / 5 } else { of_three })

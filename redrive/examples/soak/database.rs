@@ -13,7 +13,7 @@ const PATIENCE_MS: u64 = 3_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
     Postgres,
-    Mysql,
+    Mariadb,
     Sqlite,
 }
 
@@ -21,7 +21,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Postgres => "postgres",
-            Self::Mysql => "mysql",
+            Self::Mariadb => "mariadb",
             Self::Sqlite => "sqlite",
         }
     }
@@ -71,7 +71,7 @@ impl Server {
             (_, Kind::Sqlite) => 0,
             (false, _) => 1,
             (true, Kind::Postgres) => 2,
-            (true, Kind::Mysql) => 3,
+            (true, Kind::Mariadb) => 3,
         }
     }
 
@@ -88,7 +88,8 @@ impl Server {
         let hosts = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect::<Vec<_>>().join(",");
         match self.kind {
             Kind::Sqlite => format!("sqlite://{}", self.dir.join("soak.db").display()),
-            kind => format!("{}://{user}@{hosts}/{database}", kind.name()),
+            Kind::Postgres => format!("postgres://{user}@{hosts}/{database}"),
+            Kind::Mariadb => format!("mysql://{user}@{hosts}/{database}"), // the scheme that sqlx knows
         }
     }
 
@@ -282,7 +283,7 @@ impl Raw {
         Ok(match kind {
             Kind::Sqlite => Self::Sqlite(sqlx::SqliteConnection::connect(url).await?),
             Kind::Postgres => Self::Postgres(sqlx::PgConnection::connect(url).await?),
-            Kind::Mysql => {
+            Kind::Mariadb => {
                 let mut c = sqlx::MySqlConnection::connect(url).await?;
                 // On Galera: what was committed on another server is seen here. (MariaDB always knows the variable.)
                 sqlx::raw_sql("SET SESSION wsrep_sync_wait = 1").execute(&mut c).await?;

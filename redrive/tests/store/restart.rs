@@ -2,7 +2,7 @@
 //!
 //! *The story.* Four workers go round and round, each in a lane of its own. A round writes a batch down, half of it with
 //! keys, claims it and settles it: a third is done, a third waits again, a third is dead. Before and after each of these
-//! changes the worker leaves a [`Note`] outside of the database. Meanwhile the server of PostgreSQL or MariaDB is killed
+//! changes the worker leaves a [`Note`] outside of the database. Meanwhile the server of PostgreSQL, MariaDB or MySQL is killed
 //! (SIGKILL) and started again on the same data, several times, and the store's own repetition carries the workers over
 //! it. SQLite has no server: there the process that does the work is killed, and another goes on in the same file.
 //! The moments are given by the workers' progress: after so many notes, whatever the others are at.
@@ -373,8 +373,13 @@ impl Server {
         server
     }
 
-    fn store(&self) -> &'static str {
-        if self.kind == Kind::Postgres { "postgres" } else { "mysql" }
+    /// The name that `scripts/db` has for the server: of the MySQL dialect, the one that the other tests run on.
+    fn store(&self) -> String {
+        let variable = "REDRIVE_TEST_MYSQL_SERVER";
+        match self.kind {
+            Kind::Postgres => "postgres".into(),
+            _ => std::env::var(variable).unwrap_or_else(|_| panic!("{variable} is not set: use scripts/db env")),
+        }
     }
 
     fn home(&self) -> PathBuf {
@@ -390,7 +395,7 @@ impl Server {
     fn script(&self, command: &str) -> Result<String, String> {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/db");
         let mut run = Command::new(script);
-        let out = run.args([command, "--stores", self.store()]).arg(self.home()).stdin(Stdio::null()).output();
+        let out = run.args([command, "--stores", &self.store()]).arg(self.home()).stdin(Stdio::null()).output();
         let out = out.map_err(|e| format!("{script} cannot be run: {e}"))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if out.status.success() { Ok(text(&out.stdout)) } else { Err(text(&out.stderr)) }
@@ -398,7 +403,8 @@ impl Server {
 
     fn url(&self) -> String {
         let env = self.script("env").unwrap_or_else(|said| panic!("scripts/db env: {said}"));
-        let start = format!("export REDRIVE_TEST_{}=", self.store().to_uppercase());
+        let dialect = if self.kind == Kind::Postgres { "POSTGRES" } else { "MYSQL" };
+        let start = format!("export REDRIVE_TEST_{dialect}=");
         env.lines().find_map(|line| line.strip_prefix(&start)).expect("scripts/db env names its servers").to_owned()
     }
 
