@@ -45,7 +45,7 @@ async fn without_the_right_to_alter_the_error_has_the_statements(db: Db) {
             shop.url.replace("postgres@", &format!("{user}@"))
         }
         Kind::MySql => {
-            shop.sql(&format!("CREATE OR REPLACE USER {user}")).await;
+            shop.sql(&format!("DROP USER IF EXISTS {user}; CREATE USER {user}")).await;
             shop.sql(&format!("GRANT SELECT, UPDATE ON user_bill TO {user}")).await;
             shop.url.replace("root@", &format!("{user}@"))
         }

@@ -35,9 +35,11 @@ async fn source_5_3_the_nine_columns_are_added_with_their_types_and_comments(db:
             "timestamp without time zone",
         ),
         Kind::MySql => (
-            "SELECT column_name, column_type, column_comment FROM information_schema.columns \
-             WHERE table_schema = DATABASE() AND table_name = 'user_bill' AND is_nullable = 'YES' AND column_default = 'NULL'",
-            "int(11)",
+            // MariaDB says the width, and NULL as a text where MySQL has NULL.
+            "SELECT column_name, REPLACE(column_type, 'int(11)', 'int'), column_comment FROM information_schema.columns \
+             WHERE table_schema = DATABASE() AND table_name = 'user_bill' AND is_nullable = 'YES' \
+             AND COALESCE(column_default, 'NULL') = 'NULL'",
+            "int",
             "datetime",
         ),
     };

@@ -38,26 +38,31 @@ async fn hot_statements_use_their_indexes_with_100_000_rows(db: Db) {
             (Kind::Postgres, true) => "Index Scan using retry_task_scan",
             (Kind::Postgres, false) => "Index Scan using retry_task_pkey",
             (Kind::MySql, true) => "\"key\": \"retry_task_scan\"",
+            // MySQL 9 says so of one row that it has found by a unique key while it planned.
+            (Kind::MySql, false) if name == "get" && plan.contains("json_schema_version") => {
+                "Rows fetched before execution"
+            }
             (Kind::MySql, false) => "\"key\": \"PRIMARY\"",
         };
         let wanted = wanted.replace("COVERING INDEX", "INDEX");
-        assert!(
-            plan.replace("COVERING INDEX", "INDEX").contains(&wanted),
-            "{name} on {:?} does not use its index:\n{plan}",
-            db.kind
-        );
+        let plan = plan.replace("COVERING INDEX", "INDEX").replace("\"index_name\":", "\"key\":"); // of MySQL 9
+        assert!(plan.contains(&wanted), "{name} on {:?} does not use its index:\n{plan}", db.kind);
         let whole = match db.kind {
             Kind::Sqlite if name == "rescue" => ["SCAN retry_task", "SCAN t"].as_slice(), // x is what was found there
             Kind::Sqlite => &["SCAN retry_task", "SCAN t", "SCAN x"],
             Kind::Postgres => &["Seq Scan on retry_task"],
+            // The forms of MariaDB and MySQL 8, and of MySQL 9.
             Kind::MySql => &[
-                "\"table_name\": \"t\",\n      \"access_type\": \"ALL\"",
-                "\"table_name\": \"x\",\n      \"access_type\": \"ALL\"",
+                "\"table_name\": \"t\", \"access_type\": \"ALL\",",
+                "\"table_name\": \"x\", \"access_type\": \"ALL\",",
+                "\"operation\": \"Table scan on t\",",
+                "\"operation\": \"Table scan on x\",",
+                "\"index_access_type\": \"index_scan\",", // all of an index
             ],
         };
+        let line = plan.split_whitespace().collect::<Vec<_>>().join(" ") + " ";
         for scan in whole {
-            let bad = plan.lines().any(|line| line.trim() == *scan) || plan.contains(&format!("{scan} "));
-            assert!(!bad, "{name} on {:?} reads the whole table:\n{plan}", db.kind);
+            assert!(!line.contains(&format!("{scan} ")), "{name} on {:?} reads the whole table:\n{plan}", db.kind);
         }
     }
 }

@@ -118,7 +118,8 @@ async fn a_read_only_database_changes_nothing(db: Db) {
         // MySQL has no read-only connections; a user without rights is the nearest.
         Kind::MySql => {
             let name = format!("ro{}", std::process::id());
-            db.sql(&format!("CREATE OR REPLACE USER {name}@'127.0.0.1'")).await;
+            db.sql(&format!("DROP USER IF EXISTS {name}@'127.0.0.1'")).await;
+            db.sql(&format!("CREATE USER {name}@'127.0.0.1'")).await;
             db.sql(&format!("GRANT SELECT ON *.* TO {name}@'127.0.0.1'")).await;
             Store::open_with(&db.url.replace("root@", &format!("{name}@")), quick()).await
         }
