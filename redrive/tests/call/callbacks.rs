@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use redrive::store::EndedAs;
 use redrive::{
-    Context, FinalFailure, GivenUp, NewTask, OnCrash, OnExhausted, Outcome, Persist, Policy, Succeeded, Verdict,
+    CallError, Context, FinalFailure, GivenUp, NewTask, OnCrash, OnExhausted, Outcome, Persist, Policy, Succeeded,
+    Verdict,
 };
 use tokio::sync::mpsc;
 
@@ -124,26 +125,47 @@ async fn owned_refund(_told: FinalFailure) -> Result<(), std::fmt::Error> {
     Ok(())
 }
 
+/// Calls again for as long as the node is cut off from its database, where it refuses a call that must be recorded first.
+async fn call_until_recorded(shop: &Shop, call: Pay) -> redrive::Called<Pay> {
+    let recorded = async {
+        loop {
+            match shop.redrive.call(call.clone()).await {
+                Err(CallError::NotRecorded { .. }) => moment().await,
+                other => break other,
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), recorded).await.expect("the node stays cut off from its database")
+}
+
 /// However the task ends: by an attempt, by hand, in a first try; and the settings hold for it, too.
 async fn a_callback_is_a_call_of_its_method(db: Db) {
     let settings = "[methods.owned_refund]\nmax_crashes = 9\n[methods.refund]\nmax_attempts = 2";
     let settings = redrive::Settings::parse(settings, [].into_iter()).unwrap();
-    let shop = Shop::with(&db, vec![Answer::Timeout; 4], |builder| builder.settings(settings)).await;
+    // More answers than calls: on a slow machine an attempt may be cut off and made again.
+    let mut shop = Shop::with(&db, vec![Answer::Timeout; 100], |builder| builder.settings(settings)).await;
     shop.redrive.pause("owned_refund", None).await.unwrap();
     let calling = |method: &'static str, policy: Policy| Policy { on_final_failure: Some(method.into()), ..policy };
     let once = Policy { max_attempts: Some(1), ..Policy::default() };
     _ = shop.redrive.call(pay(1).policy(calling("owned_refund", once.clone()))).await.unwrap_err();
-    _ = shop.redrive.call(pay(2).persist(Persist::Always).policy(calling("owned_refund", once.clone()))).await;
+    let always = pay(2).persist(Persist::Always).policy(calling("owned_refund", once.clone()));
+    let recorded = call_until_recorded(&shop, always).await;
     let waiting = deferred(shop.redrive.call(pay(3).policy(calling("owned_refund", slow()))).await);
     shop.redrive.fail(waiting).await.unwrap();
     _ = shop.redrive.call(pay(4).policy(calling("refund", once))).await.unwrap_err(); // nobody here handles it
-    let told = loop {
-        let mut told = db.store.list(&Default::default(), 10).await.unwrap();
-        told.retain(|task| task.method.ends_with("refund")); // an `always` call may return before its task has left
-        if told.len() == 4 {
-            break told;
+    let all = async {
+        loop {
+            let mut told = db.store.list(&Default::default(), 10).await.unwrap();
+            told.retain(|task| task.method.ends_with("refund")); // an `always` call may return before its task has left
+            if told.len() == 4 {
+                break told;
+            }
+            moment().await;
         }
-        moment().await;
+    };
+    let Ok(told) = tokio::time::timeout(Duration::from_secs(60), all).await else {
+        let tries: Vec<_> = std::iter::from_fn(|| shop.tries.try_recv().ok()).collect();
+        panic!("not all callbacks were written; the second call gave {recorded:?}, tries were {tries:#?}");
     };
     let (owned, others): (Vec<_>, Vec<_>) = told.into_iter().partition(|task| task.method == "owned_refund");
     assert_eq!(owned.len(), 3);
