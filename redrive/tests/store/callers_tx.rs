@@ -11,6 +11,7 @@ layouts!(
     a_deadlocked_transaction_fails_whole_and_is_not_repeated,
     a_transaction_of_the_store_does_both,
     an_existing_key_is_named_inside_a_transaction,
+    a_key_that_was_taken_since_is_named_or_the_transaction_begins_again,
     bad_input_leaves_the_transaction_usable,
     a_plain_insert_inside_ones_own_write_transaction_says_why,
 );
@@ -120,6 +121,29 @@ async fn an_existing_key_is_named_inside_a_transaction(db: Db) {
     tx.commit().await.unwrap();
     assert_eq!(answers.iter().map(|a| a.existed).collect::<Vec<_>>(), [false, true, true]);
     assert_eq!(answers[1].id, id);
+}
+
+/// The caller's snapshot is older than the task that has the key.
+async fn a_key_that_was_taken_since_is_named_or_the_transaction_begins_again(db: Db) {
+    if db.kind == Kind::Sqlite {
+        return; // nobody else writes while a transaction of the caller is open
+    }
+    for (n, strict) in [(1, false), (2, true)] {
+        let mut raw = Raw::connect(&db).await;
+        let strict = raw.snapshot_isolation(strict).await && strict;
+        raw.begin().await;
+        raw.sql("SELECT COUNT(*) FROM redrive_node").await.unwrap();
+        let id = add(&db.store, new(n)).await;
+        if strict {
+            let e = db.store.insert_in(raw.connection(), vec![new(n)], NOW).await.unwrap_err();
+            assert!(e.is_transient(), "{e}");
+            raw.sql("ROLLBACK").await.unwrap();
+            raw.begin().await;
+        }
+        let answers = db.store.insert_in(raw.connection(), vec![new(n)], NOW).await.unwrap();
+        assert_eq!((answers[0].id, answers[0].existed), (id, true));
+        raw.commit().await;
+    }
 }
 
 async fn bad_input_leaves_the_transaction_usable(db: Db) {

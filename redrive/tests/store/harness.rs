@@ -280,6 +280,11 @@ impl Raw {
         self.sql(begin).await.unwrap();
     }
 
+    /// Switches `innodb_snapshot_isolation`, which MariaDB has, and has on from 11.8. False where there is no such thing.
+    pub async fn snapshot_isolation(&mut self, on: bool) -> bool {
+        self.sql(&format!("SET SESSION innodb_snapshot_isolation = {}", u8::from(on))).await.is_ok()
+    }
+
     pub async fn commit(&mut self) {
         self.sql("COMMIT").await.unwrap();
     }
