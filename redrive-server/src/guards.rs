@@ -23,7 +23,7 @@ pub(crate) fn of(settings: &Settings, store: &Store, delivery: &HttpDelivery) ->
     for (name, table) in &settings.guards {
         builder = builder.guard(
             table.guard(name),
-            database(table, store),
+            database(settings, table, store),
             HttpHandler::new(name, table.clone(), delivery.clone()),
         );
     }
@@ -43,13 +43,15 @@ pub(crate) async fn by_hand(settings: &Settings, store: &Store) -> Result<Guards
 pub(crate) async fn inspect(settings: &Settings, store: &Store, service: &str) -> Result<Option<Inspection>> {
     let named = |(name, table): &(&String, &GuardedTableSettings)| table.service_name(name) == service;
     match settings.guards.iter().find(named) {
-        Some((name, table)) => Ok(Some(table.guard(name).inspect(database(table, store)).await?)),
+        Some((name, table)) => Ok(Some(table.guard(name).inspect(database(settings, table, store)).await?)),
         None => Ok(None),
     }
 }
 
-fn database(table: &GuardedTableSettings, store: &Store) -> BusinessDatabase {
-    table.database.as_ref().map_or_else(|| BusinessDatabase::of(store), |url| url.as_str().into())
+fn database(settings: &Settings, table: &GuardedTableSettings, store: &Store) -> BusinessDatabase {
+    let database: BusinessDatabase =
+        table.database.as_ref().map_or_else(|| BusinessDatabase::of(store), |url| url.as_str().into());
+    database.answer_timeout(settings.guard.answer_timeout)
 }
 
 /// Who is told of rows that need people, and by which server.

@@ -62,13 +62,16 @@ mod table;
 mod told;
 mod value;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::{Clock, pause};
+use crate::engine::panicked;
 use crate::error::{Error, Problems, Result};
 use crate::store::Store;
 
@@ -255,17 +258,31 @@ impl Guards {
 
 impl Inner {
     async fn poll(&self, slot: &Slot) -> PollReport {
-        match slot.open(&self.shared).await {
-            Ok(table) => table.poll_until(&self.stop, self.scan_interval).await,
+        match poll::unless_stopped(&self.stop, slot.open(&self.shared)).await {
+            Ok(Some(table)) => table.poll_until(&self.stop, self.scan_interval).await,
+            Ok(None) => PollReport::default(),
             Err(e) => PollReport::broken(slot.guard.name(), &e),
+        }
+    }
+
+    /// Polls once. A panic, of the application's code or of a driver, ends this poll and no other: claims and the lock that it
+    /// held run out. Returns whether there is more to be done at once.
+    async fn poll_guarded(&self, slot: &Slot) -> bool {
+        match AssertUnwindSafe(self.poll(slot)).catch_unwind().await {
+            Ok(report) => report.more,
+            Err(panic) => {
+                let guard = slot.guard.name();
+                tracing::error!(guard, "a poll has ended in a panic; the next one begins anew: {}", panicked(&*panic));
+                metrics::counter!("redrive_guard_polls_failed", "guard" => guard.to_owned()).increment(1);
+                false
+            }
         }
     }
 
     /// Polls one guard until it is stopped.
     async fn keep_polling(&self, slot: &Slot) {
         while !self.stop.is_cancelled() {
-            let report = self.poll(slot).await;
-            if !report.more {
+            if !self.poll_guarded(slot).await {
                 tokio::select! {
                     () = pause(self.scan_interval) => {}
                     () = self.stop.cancelled() => {}

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::Result;
 use crate::store::Store;
@@ -23,7 +24,7 @@ use crate::store::pool::{Business, Pools};
 #[derive(Clone)]
 pub struct BusinessDatabase {
     place: Place,
-    time_zone: Option<String>,
+    settings: Business,
 }
 
 #[derive(Clone)]
@@ -48,21 +49,29 @@ impl BusinessDatabase {
     /// must have the same. Default: the server's own, on SQLite this machine's. A pool of the application's own keeps its.
     #[must_use]
     pub fn time_zone(self, zone: impl Into<String>) -> Self {
-        Self { time_zone: Some(zone.into()), ..self }
+        Self { settings: Business { time_zone: Some(zone.into()), ..self.settings }, ..self }
+    }
+
+    /// How long the database may take to answer a statement of a guard. Then its connection is taken for lost, and the poll
+    /// ends with an error. The statement that adds columns or the index may take longer, and SQLite, which is behind no
+    /// network, has no limit. Default: 60 s.
+    #[must_use]
+    pub fn answer_timeout(self, time: Duration) -> Self {
+        Self { settings: Business { answer_timeout: Some(time), ..self.settings }, ..self }
     }
 
     pub(super) async fn open(&self) -> Result<Db> {
-        let business = Business { time_zone: self.time_zone.clone() };
+        let business = self.settings.clone();
         let pools = match &self.place {
             Place::Store(store) if store.pools().is_in_memory() => return Ok(Db::Own(store.clone())),
             Place::Store(store) => Pools::open_business(store.pools().url(), business).await?,
             Place::Url(url) => Pools::open_business(url, business).await?,
             #[cfg(feature = "sqlite")]
-            Place::Sqlite(pool) => Pools::of_sqlite(pool),
+            Place::Sqlite(pool) => Pools::of_sqlite(pool, business),
             #[cfg(feature = "postgres")]
-            Place::Postgres(pool) => Pools::of_postgres(pool),
+            Place::Postgres(pool) => Pools::of_postgres(pool, business),
             #[cfg(feature = "mysql")]
-            Place::MySql(pool) => Pools::of_mysql(pool),
+            Place::MySql(pool) => Pools::of_mysql(pool, business),
         };
         Ok(Db::Apart(Arc::new(pools)))
     }
@@ -70,7 +79,7 @@ impl BusinessDatabase {
 
 impl From<Place> for BusinessDatabase {
     fn from(place: Place) -> Self {
-        Self { place, time_zone: None }
+        Self { place, settings: Business::default() }
     }
 }
 

@@ -21,12 +21,22 @@ pub(super) struct Column {
     /// What values it takes, if it is of a kind that ids and statuses can have.
     pub(super) holds: Option<Holds>,
     pub(super) comment: Option<String>,
+    /// If it may be NULL. A primary key of SQLite is not called so.
+    pub(super) is_nullable: bool,
+}
+
+/// A primary key or unique index, by its columns. A part of a column, or an expression, is no name of a column.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct UniqueKey {
+    pub(super) name: String,
+    pub(super) columns: Vec<String>,
 }
 
 /// A table, as the database knows it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Catalogue {
     pub(super) columns: Vec<Column>,
+    pub(super) unique_keys: Vec<UniqueKey>,
     /// The index for the scans, by its name.
     pub(super) index: Option<String>,
 }
@@ -36,8 +46,10 @@ impl Catalogue {
         let doing = format!("looking at the table {}", guard.table);
         retrying!(db.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
             let columns = read_columns(c, guard).await?;
-            let index = if columns.is_empty() { None } else { index_of(c, guard).await? };
-            Ok(Self { columns, index })
+            if columns.is_empty() {
+                return Ok(Self::default());
+            }
+            Ok(Self { columns, unique_keys: unique_keys_of(c, guard).await?, index: index_of(c, guard).await? })
         })
     }
 
@@ -90,19 +102,21 @@ async fn read_columns(c: &mut Connection<'_>, guard: &Guard) -> sqlx::Result<Vec
     let dialect = c.dialect();
     let rows = match dialect {
         Dialect::Sqlite => {
-            let sql = "SELECT name, lower(type), NULL, NULL FROM pragma_table_info(?, ?)";
+            let sql = "SELECT name, lower(type), NULL, NULL, \"notnull\" = 0 AND pk = 0 FROM pragma_table_info(?, ?)";
             c.rows(query(sql).bind(name).bind(schema)).await?
         }
         Dialect::Postgres => {
             let sql = "SELECT CAST(a.attname AS text), format_type(COALESCE(b.oid, t.oid), a.atttypmod), \
-                 CAST(COALESCE(b.typtype, t.typtype) AS text), col_description(a.attrelid, a.attnum) \
+                 CAST(COALESCE(b.typtype, t.typtype) AS text), col_description(a.attrelid, a.attnum), \
+                 CAST(NOT (a.attnotnull OR t.typnotnull) AS int) \
                  FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid \
                  LEFT JOIN pg_type b ON b.oid = t.typbasetype AND t.typtype = 'd' \
                  WHERE a.attrelid = to_regclass(?) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum";
             c.rows(query(sql).bind(guard.quoted_table(dialect))).await?
         }
         Dialect::MySql => {
-            let sql = "SELECT CAST(column_name AS CHAR), CAST(column_type AS CHAR), NULL, CAST(column_comment AS CHAR) \
+            let sql = "SELECT CAST(column_name AS CHAR), CAST(column_type AS CHAR), NULL, CAST(column_comment AS CHAR), \
+                 CAST(is_nullable = 'YES' AS SIGNED) \
                  FROM information_schema.columns \
                  WHERE table_schema = COALESCE(?, DATABASE()) AND table_name = ? ORDER BY ordinal_position";
             c.rows(query(sql).bind(schema).bind(name)).await?
@@ -121,7 +135,8 @@ fn read_column(row: &Row, dialect: Dialect) -> sqlx::Result<Column> {
         Dialect::Postgres => postgres_holds(&kind),
         Dialect::MySql => mysql_holds(&kind),
     };
-    Ok(Column { name, kind, holds, comment: c.opt_text()?.map(str::to_owned) })
+    let comment = c.opt_text()?.map(str::to_owned);
+    Ok(Column { name, kind, holds, comment, is_nullable: c.int()? != 0 })
 }
 
 /// By SQLite's rules of affinity.
@@ -159,6 +174,49 @@ fn mysql_holds(kind: &str) -> Option<Holds> {
         "decimal" if kind.contains(",0)") => Some(Holds::Int),
         _ => None,
     }
+}
+
+/// The primary key and the unique indexes of all rows, each with its columns in their order.
+async fn unique_keys_of(c: &mut Connection<'_>, guard: &Guard) -> sqlx::Result<Vec<UniqueKey>> {
+    let (schema, name) = guard.parts();
+    let rows = match c.dialect() {
+        // The key of a table whose id is the number of its rows has no index.
+        Dialect::Sqlite => {
+            let sql = "SELECT key, column FROM (SELECT '' AS key, pk AS place, name AS column FROM pragma_table_info(?, ?) WHERE pk > 0 \
+                 UNION ALL SELECT l.name, i.seqno, COALESCE(i.name, '(expression)') \
+                 FROM pragma_index_list(?, ?) AS l, pragma_index_info(l.name, ?) AS i WHERE l.\"unique\" = 1 AND l.partial = 0) \
+                 ORDER BY key, place";
+            let sql = query(sql).bind(name).bind(schema).bind(name).bind(schema).bind(schema);
+            c.rows(sql).await?
+        }
+        Dialect::Postgres => {
+            let sql = "SELECT CAST(n.relname AS text), COALESCE(CAST(a.attname AS text), '(expression)') \
+                 FROM pg_index i JOIN pg_class n ON n.oid = i.indexrelid \
+                 CROSS JOIN LATERAL generate_series(0, i.indnkeyatts - 1) AS place \
+                 LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[place] AND a.attnum > 0 \
+                 WHERE i.indrelid = to_regclass(?) AND i.indisunique AND i.indisvalid AND i.indpred IS NULL \
+                 ORDER BY NOT i.indisprimary, 1, place";
+            c.rows(query(sql).bind(guard.quoted_table(Dialect::Postgres))).await?
+        }
+        Dialect::MySql => {
+            let sql = "SELECT CAST(index_name AS CHAR), \
+                 CAST(CONCAT(COALESCE(column_name, '(expression)'), COALESCE(CONCAT('(', sub_part, ')'), '')) AS CHAR) \
+                 FROM information_schema.statistics \
+                 WHERE table_schema = COALESCE(?, DATABASE()) AND table_name = ? AND non_unique = 0 \
+                 ORDER BY index_name <> 'PRIMARY', index_name, seq_in_index";
+            c.rows(query(sql).bind(schema).bind(name)).await?
+        }
+    };
+    let mut keys: Vec<UniqueKey> = Vec::new();
+    for row in &rows {
+        let mut c = row.columns();
+        let (name, column) = (c.text()?.to_owned(), c.text()?.to_owned());
+        match keys.last_mut() {
+            Some(key) if key.name == name => key.columns.push(column),
+            _ => keys.push(UniqueKey { name, columns: vec![column] }),
+        }
+    }
+    Ok(keys)
 }
 
 /// An index that begins with `err_status, err_next_retry_time`.

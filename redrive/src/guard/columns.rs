@@ -104,6 +104,7 @@ impl Catalogue {
                 Some(_) => {}
             }
         }
+        problems.extend(self.problem_of_id(guard, dialect));
         for wanted in &ERR_COLUMNS {
             let Some(column) = self.column(wanted.name) else { continue };
             if !column.suits(wanted, dialect) {
@@ -118,6 +119,34 @@ impl Catalogue {
             }
         }
         problems
+    }
+}
+
+impl Catalogue {
+    /// Says why an id does not identify one row. Every statement of a guard is about the rows of one id.
+    fn problem_of_id(&self, guard: &Guard, dialect: Dialect) -> Option<String> {
+        let id = &*guard.id_field;
+        let column = self.column(id)?;
+        let is_unique = self.unique_keys.iter().any(|key| key.columns == [id]);
+        if is_unique && column.is_nullable {
+            return Some(format!("id_field: {id} may be NULL, and such a row cannot be found again; make it NOT NULL"));
+        }
+        if is_unique {
+            return None;
+        }
+        let composite = self.unique_keys.iter().find(|key| key.columns.iter().any(|column| column == id));
+        let why = match composite {
+            Some(key) => {
+                format!("the key of {} is ({}), so several rows may have one {id}", guard.table, key.columns.join(", "))
+            }
+            None => format!("{} has no primary key or unique index on it", guard.table),
+        };
+        let name = quoted(&format!("{}_{id}", crate::task::storable(guard.parts().1, LONGEST_STEM)), dialect);
+        let index = format!("CREATE UNIQUE INDEX {name} ON {} ({})", guard.quoted_table(dialect), quoted(id, dialect));
+        Some(format!(
+            "id_field: {id} does not identify a row: {why}. Name a column as id_field that is NOT NULL and has a primary key \
+             or unique index of its own; or, if {id} is unique, say so to the database: {index}"
+        ))
     }
 }
 
@@ -252,7 +281,7 @@ const LOCK_SECONDS: u32 = 5;
 async fn add(db: &Db, guard: &Guard, statements: &[String]) -> Result<()> {
     tracing::info!(guard = guard.name(), table = guard.table, "adding columns: {}", statements.join("; "));
     let doing = format!("adding columns to {}", guard.table);
-    retrying!(db.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
+    retrying!(db.pools(), Use::Schema, Scope::Statement, &doing, |c, _| {
         let all = statements.join(";\n");
         match c.dialect() {
             // One implicit transaction.
@@ -290,7 +319,7 @@ async fn create_index_alone(db: &Db, guard: &Guard) -> Result<()> {
     let (drop, create) = (statement_to_drop_index(guard), statement_for_index(guard, db.dialect()));
     tracing::info!(guard = guard.name(), table = guard.table, "creating an index: {create}");
     let doing = format!("creating the index for the scans of {}", guard.table);
-    retrying!(db.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
+    retrying!(db.pools(), Use::Schema, Scope::Statement, &doing, |c, _| {
         if c.dialect() != Dialect::Postgres {
             return c.script(create.clone()).await;
         }

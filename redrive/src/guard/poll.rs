@@ -4,6 +4,9 @@
 //! nothing more. The work of a poll is cut into statements about a bounded number of rows. When it has taken a scan
 //! interval nothing more is retried, so that a million due rows do not keep people from being told; the next poll then follows at once.
 //!
+//! A stop waits for handlers and for what is written about them. What is only read, healed or promoted is given up at once:
+//! the next poll, on whichever node, does it anew.
+//!
 //! *Failure.* What fails ends this poll of this guard, with an error in the log; the next one begins anew.
 
 use std::time::Duration;
@@ -211,17 +214,36 @@ fn lock_name(service: &str) -> String {
     storable(&name, LONGEST_LOCK - hash.len()) + &hash
 }
 
+/// Does some work that may be given up at any moment. Returns `None` if the guards are stopped meanwhile.
+pub(super) async fn unless_stopped<T>(
+    stop: &CancellationToken,
+    work: impl Future<Output = Result<T>>,
+) -> Result<Option<T>> {
+    tokio::select! {
+        done = work => done.map(Some),
+        () = stop.cancelled() => Ok(None),
+    }
+}
+
 impl Poll<'_> {
     async fn run(&mut self) -> Result<()> {
-        self.table.find_index().await?;
-        self.heal().await?;
+        let stop = self.stop;
+        let prepared = async {
+            self.table.find_index().await?;
+            self.heal().await
+        };
+        if unless_stopped(stop, prepared).await?.is_none() {
+            return Ok(());
+        }
         self.retry().await?;
         if self.is_over() || !self.renew().await? {
             return Ok(());
         }
-        self.promote().await?;
+        if unless_stopped(stop, self.promote()).await?.is_none() {
+            return Ok(());
+        }
         self.notify().await?;
-        self.table.measure().await
+        unless_stopped(stop, self.table.measure()).await.map(|_| ())
     }
 
     fn is_over(&self) -> bool {
@@ -244,7 +266,8 @@ impl Poll<'_> {
     /// Source 5, §7.4: until nothing is due that can be claimed, or the time is over.
     async fn retry(&mut self) -> Result<()> {
         loop {
-            let (found, more) = self.table.due(self.table.seconds()).await?;
+            let due = unless_stopped(self.stop, self.table.due(self.table.seconds())).await?;
+            let Some((found, more)) = due else { return Ok(()) };
             let (all, before) = (found.len() as u64, self.report.lost);
             if !self.retry_some(found).await? || !more || self.report.lost - before == all {
                 return Ok(());
@@ -339,16 +362,28 @@ impl Poll<'_> {
     /// Source 5, §7.8: one mail about all of them, and each notes what became of it.
     async fn notify(&mut self) -> Result<()> {
         let (table, now) = (self.table, self.table.now());
-        let Some(digest) = table.digest(super::sql::seconds(now)).await? else { return Ok(()) };
+        let seconds = super::sql::seconds(now);
+        let unnoted = table.note_again(seconds).await;
+        let Some(digest) = table.digest(seconds).await? else { return Ok(()) };
+        if let Some((unnoted, e)) = unnoted
+            && now < unnoted.until
+            && !table.has_others(seconds, &unnoted).await?
+        {
+            return Err(e);
+        }
         let sent = self.holding_the_lock(table.0.shared.post.send(&digest, now)).await;
         if let Err(why) = &sent {
             tracing::warn!(guard = table.service_name(), rows = digest.total, "people could not be told: {why}");
         }
-        self.report.told = table.note_told(super::sql::seconds(now), sent.is_ok()).await?;
+        let noted = table.note_told(seconds, sent.is_ok(), None).await;
+        if let (Ok(()), Err(e)) = (&sent, &noted) {
+            table.remember_told(now, e).await;
+        }
         let outcome = if sent.is_ok() { "sent" } else { "failed" };
         let guard = table.service_name().to_owned();
         metrics::counter!("redrive_guard_mails", "guard" => guard, "outcome" => outcome).increment(1);
         self.report.not_told = sent.err();
+        self.report.told = noted?;
         Ok(())
     }
 }

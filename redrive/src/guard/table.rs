@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use crate::clock::Timestamp;
 use crate::error::{Error, Fault, Result};
@@ -18,6 +18,7 @@ use super::columns::{self, Inspection};
 use super::config::Guard;
 use super::handler::Handler;
 use super::sql::{Condition, Seconds, Sql, seconds};
+use super::told::Unnoted;
 use super::value::{RowId, RowValue};
 use super::{Shared, Slot};
 
@@ -33,6 +34,7 @@ pub(super) struct Inner {
     pub(super) shared: Shared,
     /// Held by the poll that is under way.
     pub(super) polling: tokio::sync::Mutex<()>,
+    pub(super) unnoted: Mutex<Option<Unnoted>>,
 }
 
 /// What became of [`mark_abnormal`](GuardedTable::mark_abnormal).
@@ -123,7 +125,8 @@ impl GuardedTable {
         }
         let sql = Sql::new(&guard, &catalogue, db.dialect())?;
         let (handler, shared) = (slot.handler.clone(), shared.clone());
-        Ok(Self(Arc::new(Inner { guard, db, sql, handler, shared, polling: tokio::sync::Mutex::default() })))
+        let (polling, unnoted) = (tokio::sync::Mutex::default(), Mutex::default());
+        Ok(Self(Arc::new(Inner { guard, db, sql, handler, shared, polling, unnoted })))
     }
 
     /// The guard.

@@ -1,8 +1,14 @@
 //! Who people are to be told of, and noting of each row that they were, or could not be.
+//!
+//! *Failure.* A mail was sent, and the rows could not be changed: the database takes no writes, or the right to change them is
+//! missing. The process remembers these rows, tries again to note them at each poll, and sends no mail meanwhile, unless there
+//! are other rows or it is time for a reminder.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{MutexGuard, PoisonError};
 
-use crate::error::Result;
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
 use crate::store::db::Row;
 use crate::store::pool::Use;
 use crate::store::retry::{Scope, retrying};
@@ -16,7 +22,62 @@ use super::value::{Holds, RowId};
 /// Rows that a mail names.
 const NAMED: usize = 50;
 
+/// The longest pause between two mails about rows that cannot be noted, in reminder intervals.
+const MOST_INTERVALS: u32 = 24;
+
+/// Rows of which people were told without a note of it.
+#[derive(Clone, Debug)]
+pub(super) struct Unnoted {
+    ids: HashSet<RowId>,
+    /// If there are more rows than are remembered. Then all rows count as told.
+    is_partial: bool,
+    /// Mails since the first one that could not be noted.
+    mails: u32,
+    /// The time of the next mail.
+    pub(super) until: Timestamp,
+}
+
+impl Unnoted {
+    fn has(&self, id: &RowId) -> bool {
+        self.is_partial || self.ids.contains(id)
+    }
+}
+
 impl GuardedTable {
+    fn unnoted(&self) -> MutexGuard<'_, Option<Unnoted>> {
+        self.0.unnoted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tries again to note the rows that people were told of before. Returns why that fails, and `None` if there are none left.
+    pub(super) async fn note_again(&self, now: Seconds) -> Option<(Unnoted, Error)> {
+        let unnoted = self.unnoted().clone()?;
+        match self.note_told(now, true, Some(&unnoted)).await {
+            Ok(rows) => {
+                tracing::info!(guard = self.service_name(), rows, "noted at last that people were told of these rows");
+                *self.unnoted() = None;
+                None
+            }
+            Err(e) => Some((unnoted, e)),
+        }
+    }
+
+    /// Returns whether there are rows to tell of that are not among these.
+    pub(super) async fn has_others(&self, now: Seconds, unnoted: &Unnoted) -> Result<bool> {
+        Ok(self.told(now).await?.iter().any(|(id, _)| !unnoted.has(id)))
+    }
+
+    /// Remembers the rows that people were told of just now, since that could not be noted.
+    pub(super) async fn remember_told(&self, now: Timestamp, why: &Error) {
+        let found = self.told(super::sql::seconds(now)).await.unwrap_or_default();
+        let mails = self.unnoted().as_ref().map_or(1, |before| before.mails.saturating_add(1));
+        let until = now + self.0.guard.manual_remind_interval.saturating_mul(mails.min(MOST_INTERVALS));
+        tracing::error!(guard = self.service_name(), error = %why, %until,
+            "people were told of rows, but that could not be noted; they are told again when there are others, or then");
+        let is_partial = found.is_empty() || found.len() >= BATCH;
+        let ids = found.into_iter().map(|(id, _)| id).collect();
+        *self.unnoted() = Some(Unnoted { ids, is_partial, mails, until });
+    }
+
     /// What people are to be told now.
     pub(super) async fn digest(&self, now: Seconds) -> Result<Option<Digest>> {
         let sql = &self.0.sql;
@@ -46,12 +107,13 @@ impl GuardedTable {
         Ok((digest.total > 0).then_some(digest))
     }
 
-    /// Notes of each row that people were told, or could not be.
-    pub(super) async fn note_told(&self, now: Seconds, sent: bool) -> Result<u64> {
+    /// Notes of each row, or `only` of these, that people were told, or could not be.
+    pub(super) async fn note_told(&self, now: Seconds, sent: bool, only: Option<&Unnoted>) -> Result<u64> {
         let mut total = 0;
         loop {
-            let found = self.told(now).await?;
+            let mut found = self.told(now).await?;
             let is_last = found.len() < BATCH;
+            found.retain(|(id, _)| only.is_none_or(|only| only.has(id)));
             let mut changed = 0;
             for (count, ids) in by_count(found) {
                 changed += self.note_some_told(now, sent, count, &ids).await?;

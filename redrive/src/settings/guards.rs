@@ -22,6 +22,9 @@ pub struct GuardSettings {
     /// How often each table is looked at, 1 s at the least. Default: 60 s.
     #[serde(with = "duration")]
     pub scan_interval: Duration,
+    /// How long a business database may take to answer a statement. Default: 60 s.
+    #[serde(with = "duration")]
+    pub answer_timeout: Duration,
     /// Which channel of `[notify]`, one of type mail, has the mail server. Default: the only one of that type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mail_channel: Option<String>,
@@ -35,7 +38,13 @@ pub struct GuardSettings {
 
 impl Default for GuardSettings {
     fn default() -> Self {
-        Self { scan_interval: Duration::from_secs(60), mail_channel: None, mail_from: None, mail_to: Vec::new() }
+        Self {
+            scan_interval: Duration::from_secs(60),
+            answer_timeout: Duration::from_secs(60),
+            mail_channel: None,
+            mail_from: None,
+            mail_to: Vec::new(),
+        }
     }
 }
 
@@ -43,6 +52,7 @@ impl GuardSettings {
     pub(super) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         duration::check(self.scan_interval, "scan_interval", &mut problems);
+        duration::check(self.answer_timeout, "answer_timeout", &mut problems);
         problems.require(self.scan_interval >= SHORTEST_INTERVAL, "scan_interval", || "must be at least 1s".into());
         problems
     }
@@ -61,7 +71,7 @@ pub struct GuardedTableSettings {
     /// What people call it. Default: the name of the section.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_name: Option<String>,
-    /// The column of the primary key. Default: `id`.
+    /// The column of the primary key, or another that is NOT NULL and has a unique index of its own. Default: `id`.
     pub id_field: String,
     /// The column that says whose row it is. Default: none, then users cannot be checked.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -33,7 +33,7 @@ pub(super) const TOP: &[&str] = &[
     "server",
     "targets",
 ];
-const GUARD: &[&str] = &["scan_interval", "mail_channel", "mail_from", "mail_to"];
+const GUARD: &[&str] = &["scan_interval", "answer_timeout", "mail_channel", "mail_from", "mail_to"];
 const HTTP: &[&str] = &["allow", "max_redirects", "gate"];
 const SERVER: &[&str] = &["listen", "request_timeout", "idle_timeout", "max_connections", "max_body", "log"];
 const REGISTRY: &[&str] = &["kind", "keep_view_for"];

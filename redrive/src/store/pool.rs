@@ -74,6 +74,9 @@ impl Default for StoreOptions {
 /// How long somebody else's change of the tables is waited for at the least.
 const SCHEMA_CHANGE: Duration = Duration::from_secs(60);
 
+/// How long the columns or the index of a guarded table may take at the most.
+const BUSINESS_CHANGE: Duration = Duration::from_secs(3600);
+
 /// What a connection is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
@@ -107,6 +110,16 @@ pub(crate) struct Pools {
 pub(crate) struct Business {
     /// The zone of its datetimes. `None`: the server's own.
     pub(crate) time_zone: Option<String>,
+    /// How long it may take to answer. `None`: as long as redrive's own database.
+    pub(crate) answer_timeout: Option<Duration>,
+}
+
+impl Business {
+    fn options(&self, max_connections: u32) -> StoreOptions {
+        let defaults = StoreOptions::default();
+        let answer_timeout = self.answer_timeout.unwrap_or(defaults.answer_timeout);
+        StoreOptions { max_connections, answer_timeout, ..defaults }
+    }
 }
 
 /// A URL with its password: never shown.
@@ -176,8 +189,7 @@ impl Pools {
 
     /// Connects to a database that is not ours.
     pub(crate) async fn open_business(whole_url: &str, business: Business) -> Result<Self> {
-        let options = StoreOptions { max_connections: BUSINESS_CONNECTIONS, ..StoreOptions::default() };
-        Self::open_as(whole_url, options, Some(business)).await
+        Self::open_as(whole_url, business.options(BUSINESS_CONNECTIONS), Some(business)).await
     }
 
     async fn open_as(whole_url: &str, options: StoreOptions, business: Option<Business>) -> Result<Self> {
@@ -226,8 +238,8 @@ impl Pools {
     }
 
     /// Connections of a pool that the application has made: one at a time, and given back at once.
-    fn of_pool(pools: Kind, shown: &str) -> Self {
-        let options = StoreOptions { max_connections: 1, ..StoreOptions::default() };
+    fn of_pool(pools: Kind, shown: &str, business: Business) -> Self {
+        let options = business.options(1);
         Self {
             pools,
             url: Secret(shown.to_owned()),
@@ -238,29 +250,35 @@ impl Pools {
             failing_over: tokio::sync::Mutex::default(),
             shown: shown.to_owned(),
             options,
-            business: Some(Business::default()),
+            business: Some(business),
         }
     }
 
     #[cfg(feature = "sqlite")]
-    pub(crate) fn of_sqlite(pool: &sqlx::SqlitePool) -> Self {
+    pub(crate) fn of_sqlite(pool: &sqlx::SqlitePool, business: Business) -> Self {
         Self::of_pool(
             Kind::Sqlite(Pair { first: pool.clone(), rest: pool.clone() }),
             "the application's SQLite database",
+            business,
         )
     }
 
     #[cfg(feature = "postgres")]
-    pub(crate) fn of_postgres(pool: &sqlx::PgPool) -> Self {
+    pub(crate) fn of_postgres(pool: &sqlx::PgPool, business: Business) -> Self {
         Self::of_pool(
             Kind::Postgres(Pair { first: pool.clone(), rest: pool.clone() }),
             "the application's PostgreSQL database",
+            business,
         )
     }
 
     #[cfg(feature = "mysql")]
-    pub(crate) fn of_mysql(pool: &sqlx::MySqlPool) -> Self {
-        Self::of_pool(Kind::MySql(Pair { first: pool.clone(), rest: pool.clone() }), "the application's MySQL database")
+    pub(crate) fn of_mysql(pool: &sqlx::MySqlPool, business: Business) -> Self {
+        Self::of_pool(
+            Kind::MySql(Pair { first: pool.clone(), rest: pool.clone() }),
+            "the application's MySQL database",
+            business,
+        )
     }
 
     pub(crate) fn dialect(&self) -> Dialect {
@@ -353,7 +371,7 @@ impl Pools {
             let begun =
                 within(self.answer_timeout(wanted), async { lease.connection()?.script(begin.into()).await }).await;
             match begun {
-                None => return Err(lease.give_up(self.options.answer_timeout)),
+                None => return Err(lease.give_up(self.answer_timeout(wanted))),
                 Some(Err(e)) => {
                     lease.in_transaction = false;
                     return self.give_back(lease, wanted, Err(e)).await;
@@ -368,7 +386,7 @@ impl Pools {
     pub(crate) async fn give_back<T>(&self, mut lease: Lease, wanted: Use, result: sqlx::Result<T>) -> sqlx::Result<T> {
         let result = if lease.fault == Some(Planned::Disconnect) { Err(lost()) } else { result };
         let Some(result) = within(self.answer_timeout(wanted), lease.end(result)).await else {
-            return Err(lease.give_up(self.options.answer_timeout));
+            return Err(lease.give_up(self.answer_timeout(wanted)));
         };
         if lease.in_transaction {
             return result; // dropping it discards it
@@ -391,10 +409,13 @@ impl Pools {
         may.then_some(if first { &self.kept_first } else { &self.kept_rest })
     }
 
-    /// How long an answer may take. Changes of tables may take long, others' tables are as slow as they are, and SQLite is not behind a network.
+    /// How long an answer may take. Changes of tables may take long, and SQLite is not behind a network.
     pub(crate) fn answer_timeout(&self, wanted: Use) -> Option<Duration> {
-        let any_time = wanted == Use::Schema || self.business.is_some() || self.dialect() == Dialect::Sqlite;
-        (!any_time).then_some(self.options.answer_timeout)
+        match (self.dialect(), wanted) {
+            (Dialect::Sqlite, _) => None,
+            (_, Use::Schema) => self.business.as_ref().map(|_| BUSINESS_CHANGE),
+            _ => Some(self.options.answer_timeout),
+        }
     }
 
     pub(crate) fn tries(&self, wanted: Use) -> Tries {
@@ -402,7 +423,8 @@ impl Pools {
         // would wait just the same.
         let patient = wanted != Use::Insert || self.dialect() == Dialect::Sqlite;
         // Nodes that start together wait for the one that changes the tables.
-        let limit = if wanted == Use::Schema { SCHEMA_CHANGE } else { Duration::ZERO };
+        let waits = wanted == Use::Schema && self.business.is_none();
+        let limit = if waits { SCHEMA_CHANGE } else { Duration::ZERO };
         Tries { count: 0, since: Stopwatch::start(), limit: self.options.retry_for.max(limit), patient }
     }
 

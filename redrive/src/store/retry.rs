@@ -49,7 +49,8 @@ impl Lease {
     }
 
     /// It does not answer any more: nobody is to use it again.
-    pub(crate) fn give_up(&mut self, waited: Duration) -> sqlx::Error {
+    pub(crate) fn give_up(&mut self, waited: Option<Duration>) -> sqlx::Error {
+        let waited = waited.unwrap_or_default();
         self.in_transaction = false;
         self.pooled.take().into_iter().for_each(Pooled::discard);
         let why = format!("the database has not answered for {waited:?}");
@@ -140,7 +141,7 @@ macro_rules! retrying {
                     };
                     match result {
                         Some(result) => pools.give_back(lease, wanted, result).await,
-                        None => Err(lease.give_up(pools.options().answer_timeout)),
+                        None => Err(lease.give_up(pools.answer_timeout(wanted))),
                     }
                 }
             };

@@ -99,6 +99,17 @@ impl Runs {
         self.to_now().into_iter().filter(|run| run.service == service).map(|run| (run.task, run)).collect()
     }
 
+    async fn until_all_on(&self, service: &str, limit: u32) {
+        let wait = async {
+            while (self.on(service).len() as u64) < TASKS {
+                moment().await;
+            }
+        };
+        let limit = units(limit).max(Duration::from_secs(60));
+        let in_time = tokio::time::timeout(limit, wait).await;
+        in_time.unwrap_or_else(|_| panic!("not all tasks run on the {service} service: {:?}", self.to_now()));
+    }
+
     /// Pairs of runs of one task that went on at the same time.
     fn overlaps(&self) -> Vec<(Run, Run)> {
         let all = self.to_now();
@@ -175,23 +186,12 @@ impl Pair {
         let (over, is_over) = watch::channel(false);
         let store = Store::open_with(&db.url, with_faults).await.unwrap();
         let slow = start(store, ("slow", LONG, 2), &runs, &is_over).await;
-        let quick = start(db.another().await, ("quick", SHORT, 2), &runs, &is_over).await;
         for task in 0..TASKS {
             slow.enqueue(new(task)).await.unwrap();
         }
-        let pair = Self { db, slow, quick, faults, runs, over };
-        pair.until("all tasks run on the slow service", LONG, || pair.runs.on("slow").len() as u64 == TASKS).await;
-        pair
-    }
-
-    async fn until(&self, what: &str, limit: u32, mut is_so: impl FnMut() -> bool) {
-        let wait = async {
-            while !is_so() {
-                moment().await;
-            }
-        };
-        let limit = units(limit).max(Duration::from_secs(60));
-        tokio::time::timeout(limit, wait).await.unwrap_or_else(|_| panic!("never: {what}: {:?}", self.runs.to_now()));
+        runs.until_all_on("slow", LONG).await;
+        let quick = start(db.another().await, ("quick", SHORT, 2), &runs, &is_over).await;
+        Self { db, slow, quick, faults, runs, over }
     }
 
     async fn end(self) {
@@ -231,7 +231,7 @@ async fn cut_off_for_long(n: u32, db: Db) {
     let pair = Pair::start(db).await;
     let cut = pair.runs.clock.now();
     pair.faults.set_down(true);
-    pair.until("all tasks run elsewhere", 90, || pair.runs.on("quick").len() as u64 == TASKS).await;
+    pair.runs.until_all_on("quick", 90).await;
     let last = pair.runs.on("quick").values().map(|run| run.from.since(cut)).max().unwrap();
     until_after(&pair.runs, cut, units(90)).await;
     pair.faults.set_down(false);

@@ -12,3 +12,4 @@ mod leases;
 mod limits;
 mod nodes;
 mod parts;
+mod proxy;

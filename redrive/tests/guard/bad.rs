@@ -10,6 +10,7 @@ use crate::harness::{Db, Kind, moment, options, stores};
 
 stores!(
     what_does_not_fit_the_table_is_said_all_at_once,
+    a_table_whose_id_is_not_unique_is_refused,
     a_wrong_guard_is_left_out_and_comes_back_when_it_is_right,
     a_status_that_is_neither_success_nor_failure_is_left_alone,
     a_row_that_is_deleted_meanwhile_is_no_error,
@@ -50,6 +51,46 @@ async fn what_does_not_fit_the_table_is_said_all_at_once(db: Db) {
     assert!(twice.start().await.unwrap_err().to_string().contains("two of this service name"));
     let quoted = said(&shop, Guard::table("user_bill; --").status_field("a\"b").success_value(1).fail_value(1)).await;
     assert!(quoted.contains("table: must be a name") && quoted.contains("status_field: must be"), "{quoted}");
+}
+
+/// Otherwise the bill of one tenant would be closed because that of another was paid.
+async fn a_table_whose_id_is_not_unique_is_refused(db: Db) {
+    let shop = Shop::open(db).await;
+    let guard_of = |table: &str| Guard::table(table).status_field("status").success_value("SUCCESS").fail_value("FAIL");
+    let fields = "tenant VARCHAR(20) NOT NULL, id BIGINT NOT NULL, status VARCHAR(20)";
+    shop.sql(&format!("CREATE TABLE tenant_bill ({fields}, PRIMARY KEY (tenant, id))")).await;
+    let refused = said(&shop, guard_of("tenant_bill")).await;
+    for part in [
+        "id_field: id does not identify a row",
+        "the key of tenant_bill is (tenant, id), so several rows may have one id",
+        "CREATE UNIQUE INDEX",
+    ] {
+        assert!(refused.contains(part), "{part}: {refused}");
+    }
+    let seen = guard_of("tenant_bill").inspect(shop.database()).await.unwrap();
+    assert!(seen.problems.iter().any(|problem| problem.contains("(tenant, id)")), "{:?}", seen.problems);
+
+    shop.sql(&format!("CREATE TABLE bare ({fields})")).await;
+    let refused = said(&shop, guard_of("bare")).await;
+    assert!(refused.contains("bare has no primary key or unique index on it"), "{refused}");
+    shop.sql("CREATE UNIQUE INDEX bare_both ON bare (id, tenant)").await;
+    assert!(said(&shop, guard_of("bare")).await.contains("the key of bare is (id, tenant)"));
+    if shop.kind != Kind::MySql {
+        shop.sql("CREATE UNIQUE INDEX bare_some ON bare (id) WHERE status = 'FAIL'").await;
+        assert!(said(&shop, guard_of("bare")).await.contains("does not identify a row"), "it is unique in a part only");
+    }
+    // What the message says helps.
+    shop.sql("CREATE UNIQUE INDEX bare_id ON bare (id)").await;
+    shop.start(guard_of("bare")).await;
+
+    shop.sql("CREATE TABLE loose (id BIGINT UNIQUE, status VARCHAR(20))").await;
+    let refused = said(&shop, guard_of("loose")).await;
+    assert!(refused.contains("id_field: id may be NULL"), "{refused}");
+    shop.sql("CREATE TABLE prefixed (id VARCHAR(60) NOT NULL, status VARCHAR(20))").await;
+    if shop.kind == Kind::MySql {
+        shop.sql("CREATE UNIQUE INDEX prefixed_id ON prefixed (id(5))").await;
+        assert!(said(&shop, guard_of("prefixed")).await.contains("does not identify a row"), "only its beginning is");
+    }
 }
 
 async fn a_wrong_guard_is_left_out_and_comes_back_when_it_is_right(db: Db) {

@@ -10,6 +10,10 @@ mod columns;
 mod explain;
 mod mail;
 mod nodes;
+mod outage;
+#[path = "../engine/proxy.rs"]
+#[allow(dead_code, reason = "shared with the engine's suite")]
+mod proxy;
 mod routes;
 #[path = "../notify/sink.rs"]
 #[allow(dead_code, reason = "shared with the notices' suite")]
