@@ -73,11 +73,11 @@ async fn a_missing_key_is_named_and_the_row_left_alone(db: Db) {
     let before = store.get(id).await.unwrap().unwrap();
     for wrong in [None, Some(ring("b", 2)), Some(ring("a", 9))] {
         let (engine, mut seen) = run(open(&db, wrong).await).await;
-        let postponed = store.get(id).await.unwrap().unwrap().postponements;
+        let tried = store.get(id).await.unwrap().unwrap().history.len();
         _ = engine.retry_now(id, None).await; // refused if it is being tried at this moment
         let after = loop {
             let task = store.get(id).await.unwrap().unwrap();
-            if task.postponements > postponed {
+            if task.history.len() > tried {
                 break task;
             }
             moment().await;
