@@ -30,6 +30,7 @@ use super::live::{self, Live};
 use super::saga::SagaSetup;
 use super::settler::Settler;
 use super::signals::Signals;
+use super::sweep::Doubts;
 use super::{Engine, EngineConfig, Shared, Waiting, Wake, lock};
 
 /// Sets up an [`Engine`].
@@ -268,7 +269,7 @@ impl Builder {
             wake: Wake::default(),
             stopping: CancellationToken::new(),
             gate: AtomicBool::new(!self.by_hand),
-            has_lost_nodes: AtomicBool::new(true), // before we were there
+            doubts: Doubts::default(),
             settled: AtomicU64::new(0),
             pulse: AtomicU64::new(0),
             ended: AtomicBool::new(false),

@@ -68,8 +68,8 @@ struct Direct {
     limit: usize,
     /// The cycle of the lane's gate whose probes they are, if they are.
     probes: Option<i64>,
-    /// How many sweeps there were before it.
-    sweep: u64,
+    /// How often floors had been forgotten before it.
+    forgotten: u64,
 }
 
 /// Of each shard, how many tasks a claim got, and when the last of them was due: the next one begins there.
@@ -152,7 +152,7 @@ impl Shared {
         let least = if under_way > 0 { WORTH_A_SECOND } else { 1 };
         let (lane, (reserved, probes)) = lanes
             .into_iter()
-            .filter(|lane| waiting.ready.lane_len(*lane) == 0)
+            .filter(|lane| waiting.ready.lane_len(*lane) == 0 && self.has_another_half(&waiting, *lane))
             .map(|lane| (lane, self.reserve_many(Slot { lane, business: 0 }, least)))
             .find(|(_, (reserved, _))| *reserved > 0)?;
         let owned = self.owned_in(lane);
@@ -160,6 +160,7 @@ impl Shared {
         waiting.turn += 1;
         let half = match waiting.direct.iter().find(|(other, ..)| *other == lane) {
             Some((_, half, _)) => 1 - half,
+            None if owned.count_ones() == 1 => 0,
             None => waiting.turn % 2,
         };
         let ours = ours.enumerate().filter(|(i, _)| i % 2 == half);
@@ -169,8 +170,13 @@ impl Shared {
         slices.rotate_left(first);
         slices.truncate(reserved);
         waiting.direct.push((lane, half, self.clock.now()));
-        let (limit, sweep) = (reserved / slices.len().max(1), waiting.sweeps);
-        Some(Direct { lane, half, limit, slices, reserved, probes, sweep })
+        let (limit, forgotten) = (reserved / slices.len().max(1), waiting.forgotten);
+        Some(Direct { lane, half, limit, slices, reserved, probes, forgotten })
+    }
+
+    /// Whether a claim can go beside those that are under way in this lane: a single shard has no halves.
+    fn has_another_half(&self, waiting: &Waiting, lane: Lane) -> bool {
+        self.owned_in(lane).count_ones() > 1 || waiting.direct.iter().all(|(other, ..)| *other != lane)
     }
 
     /// As many slots as there are, up to the size of a claim; none if they are fewer than `least`. And of which cycle they are probes.
@@ -188,7 +194,7 @@ impl Shared {
         let claimed = self.store.claim_due(&direct.slices, me, now, direct.limit as u32).await;
         let claimed = claimed.unwrap_or_else(|e| {
             tracing::warn!(error = %e, "claiming failed; the scan will find these tasks again");
-            Claimed::default()
+            Claimed { is_partial: true, ..Claimed::default() }
         });
         self.tell_claimed(&claimed);
         let (got, floors) = (claimed.tasks.len(), Floors::of(&claimed.tasks));
@@ -219,8 +225,8 @@ impl Shared {
         if let Some(i) = waiting.direct.iter().position(this) {
             waiting.direct.swap_remove(i);
         }
-        // A sweep since it began has looked before its floors, and may have put tasks back there.
-        let is_current = waiting.sweeps == direct.sweep;
+        // Tasks may have been put back before its floors since it began.
+        let is_current = waiting.forgotten == direct.forgotten;
         for (shard, (_, last)) in floors.0.iter().filter(|_| is_current) {
             let floor = waiting.floors.entry((direct.lane, *shard)).or_insert(*last);
             *floor = (*floor).max(*last);
@@ -232,6 +238,9 @@ impl Shared {
     }
 
     fn tell_claimed(&self, claimed: &Claimed) {
+        if claimed.is_partial {
+            self.doubts.answer_was_lost();
+        }
         metrics::histogram!("redrive_claim_batch").record(claimed.tasks.len() as f64);
         claimed.tasks.iter().for_each(|task| self.signals.tell(Signal::Claimed, task));
         self.tell_spent(&claimed.spent);
@@ -277,7 +286,7 @@ impl Shared {
         let claimed = self.store.claim_until(due, self.me.number(), now, now + EARLY).await;
         let claimed = claimed.unwrap_or_else(|e| {
             tracing::warn!(error = %e, "claiming failed; the scan will find these tasks again");
-            Claimed::default()
+            Claimed { is_partial: true, ..Claimed::default() }
         });
         self.tell_claimed(&claimed);
         let ours: IdSet = claimed.tasks.iter().map(|task| task.id).collect();

@@ -195,7 +195,10 @@ impl Drop for HeldInline {
             Held::Ended => {}
             Held::Executing => self.end(Outcome::GivenBack.into()),
             // Not there, or not known to be: if it is, the sweep finds that it is ours and gives it back.
-            Held::Coming => self.shared.running().forget(self.task.id, self.task.version),
+            Held::Coming => {
+                self.shared.running().forget(self.task.id, self.task.version);
+                self.shared.doubts.answer_was_lost();
+            }
         }
     }
 }

@@ -294,6 +294,9 @@ fn accept(shared: &Arc<Shared>, prepared: Prepared, result: Result<Enqueued>) ->
     let fresh = result.as_ref().is_ok_and(|answer| !answer.existed);
     if !fresh {
         withdraw(shared, &prepared);
+        if result.as_ref().is_err_and(Error::is_transient) {
+            shared.doubts.answer_was_lost();
+        }
         return result;
     }
     if prepared.held {

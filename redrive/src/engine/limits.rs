@@ -267,9 +267,13 @@ impl Limits {
         self.lanes.iter().filter(|(_, l)| l.options.per_business.is_some()).map(|(lane, _)| *lane).collect()
     }
 
-    /// What others still run in the shards of ours.
-    pub(crate) fn set_elsewhere(&mut self, running: &[Task]) {
-        self.lanes.values_mut().for_each(|lane| lane.elsewhere.clear());
+    /// Notes what others still run in shards of ours, of these lanes.
+    pub(crate) fn set_elsewhere(&mut self, lanes: &[Lane], running: &[Task]) {
+        for lane in lanes {
+            if let Some(limits) = self.lanes.get_mut(lane) {
+                limits.elsewhere.clear();
+            }
+        }
         for slot in running.iter().map(Slot::of).filter(|slot| slot.business != 0) {
             if let Some(lane) = self.lanes.get_mut(&slot.lane) {
                 *lane.elsewhere.entry(slot.business).or_default() += 1;
@@ -444,7 +448,7 @@ mod tests {
         limits.lanes.get_mut(&LANE).unwrap().elsewhere.insert(7, 1);
         assert_eq!(limits.reserve(of(7), START), Reserved::NotThisBusiness);
         assert!(limits.lanes[&LANE].businesses.is_empty());
-        limits.set_elsewhere(&[]);
+        limits.set_elsewhere(&[LANE], &[]);
         assert_eq!(limits.reserve(of(7), START), Reserved::Yes);
     }
 

@@ -45,6 +45,7 @@ mod scanner;
 mod services;
 mod settler;
 mod signals;
+mod sweep;
 mod upkeep;
 mod view;
 mod wheel;
@@ -90,6 +91,7 @@ use saga::Desk;
 use services::{Hands, Services};
 use settler::Settler;
 use signals::Signals;
+use sweep::Doubts;
 use wheel::Wheel;
 
 /// A running engine. Cheap to clone; it runs until [`stop`](Self::stop).
@@ -153,8 +155,7 @@ struct Shared {
     pulse: AtomicU64,
     /// Tasks run only while this is open: always, but in tests.
     gate: AtomicBool,
-    /// Nodes have gone since all that is due was last looked through for what they held.
-    has_lost_nodes: AtomicBool,
+    doubts: Doubts,
     /// How many outcomes were written.
     settled: AtomicU64,
     /// Everything has ended: the beat may, too.
@@ -182,8 +183,8 @@ struct Waiting {
     turn: usize,
     /// The lanes of such claims that are under way, which half, and since when: what they get is not known yet.
     direct: Vec<(Lane, usize, Timestamp)>,
-    /// How often all floors were taken back.
-    sweeps: u64,
+    /// How often all floors were forgotten.
+    forgotten: u64,
 }
 
 impl Waiting {
@@ -197,7 +198,7 @@ impl Waiting {
             known: HashMap::new(),
             turn: 0,
             direct: Vec::new(),
-            sweeps: 0,
+            forgotten: 0,
         }
     }
 }
@@ -378,6 +379,7 @@ impl Shared {
         self.serve("journals", Hands::Full, saga::journals::run);
         self.serve("times", Hands::Empty, saga::times::run);
         self.serve("scanner", Hands::Empty, scanner::run);
+        self.serve("sweeper", Hands::Empty, sweep::run);
         self.serve("node", Hands::Empty, node::run);
         self.serve("lapse", Hands::Empty, node::run_lapse);
         self.serve("view", Hands::Empty, view::run);

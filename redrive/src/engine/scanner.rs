@@ -5,26 +5,26 @@
 //! timers is as punctual as a single one. A lane that has more due than a scan brings is *deep*: its tasks are claimed where they lie (see
 //! [`claimer`](super::claimer)) until there are few, unless priorities or limits of business ids want them to be seen first.
 //!
-//! *Failure.* A caller's transaction may commit an old row late, behind the floor, so every `sweep_interval` everything is
-//! looked through from the beginning; that also rescues what dead nodes held.
+//! *Many lanes.* Each host of HTTP tasks is a lane. Where there are more than [`MANY_LANES`], lanes are read as a whole, a few hundred in a
+//! statement; only one that has much is then read by slices. What is ready here is bounded: when it is full, only lanes of which nothing
+//! is ready are read. The next scan begins where this one stopped, and rests as long as this one took.
+//!
+//! *Failure.* A caller's transaction may commit an old row late, behind the floor, so every `sweep_interval` the floors are forgotten and
+//! everything is looked through from the beginning. What dead nodes held is found by [`sweep`](super::sweep).
 //!
 //! The scan of what is due is the guarantee; the wheel and the hand-over are optimisations.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock::{Stopwatch, Timestamp, pause};
 use crate::error::Result;
 use crate::id::SHARDS;
-use crate::settle::To;
-use crate::store::{Dialect, Due, Slice};
+use crate::store::{Dialect, Due, LaneShards, Slice};
 use crate::task::Lane;
 
-use super::settler::log_unattempted;
-use super::signals::Signal;
-use super::{Shared, Waiting};
+use super::{MOST_READY, Shared, Waiting};
 
 /// Rows of one slice in one scan, at the most and at the least.
 const SLICE_ROWS: std::ops::RangeInclusive<usize> = 16..=1_000;
@@ -33,8 +33,13 @@ const SCAN_ROWS: usize = 8_000;
 /// Rows may be written with a `now` that is a little behind ours.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// How many tasks of dead nodes a sweep takes back of each slice, at the most.
-const RESCUED: u32 = 1_000;
+/// With more lanes than this, a lane is read as a whole first.
+const MANY_LANES: usize = 64;
+/// How many lanes are read by one statement then, and how many by their slices.
+const LANES: usize = 256;
+const LANES_BY_SLICES: usize = 64;
+/// A lane that has so many tasks due, or due soon, is read by its slices.
+const LANE_ROWS: usize = 128;
 
 /// So many tasks of one business id are enough to have in memory; while they wait, scans pass over the id.
 const CROWD: usize = 64;
@@ -51,6 +56,10 @@ const LISTEN_AGAIN: Duration = Duration::from_secs(5);
 struct Scanner {
     /// Business ids that are passed over: by lane and hash, their names.
     crowds: HashMap<(Lane, u32), String>,
+    /// Of many lanes, the one with which the next scan begins.
+    next: Option<Lane>,
+    /// Whether the last scan was of many lanes.
+    has_many: bool,
 }
 
 pub(super) async fn run(shared: Arc<Shared>) {
@@ -60,13 +69,20 @@ pub(super) async fn run(shared: Arc<Shared>) {
         let settings = shared.settings(); // they may change while we run
         let mut next = settings.engine.scan_interval;
         if shared.me.may_work() {
-            let sweeping = swept.is_none_or(|s| s.elapsed() >= settings.engine.sweep_interval);
-            if sweeping {
-                shared.waiting().sweep();
+            if swept.is_none_or(|s| s.elapsed() >= settings.engine.sweep_interval) {
+                shared.forget_floors();
                 swept = Some(Stopwatch::start());
-                shared.sweep().await;
             }
-            match scanner.run_once(&shared, shared.clock.now()).await {
+            let begun = Stopwatch::start();
+            let found = scanner.run_once(&shared, shared.clock.now()).await;
+            if scanner.has_many {
+                // However often it is woken, it takes half of the time at the most.
+                tokio::select! {
+                    () = pause(begun.elapsed()) => {}
+                    () = shared.stopping.cancelled() => return,
+                }
+            }
+            match found {
                 // Only what is new counts: a slice may begin with tasks that wait here for their limits.
                 Ok(news) if news && shared.wants_more(&shared.waiting()) => continue,
                 Ok(_) => {}
@@ -131,16 +147,66 @@ impl Scanner {
     /// One look. `true`: it brought something new.
     async fn run_once(&mut self, shared: &Shared, now: Timestamp) -> Result<bool> {
         shared.find_parts().await?;
-        let slices = self.slices(shared, &shared.waiting());
-        if slices.is_empty() {
+        let lanes = self.hungry(shared);
+        if lanes.is_empty() {
             return Ok(false);
         }
-        let limit = Self::limit(&slices);
         let until = {
             let waiting = shared.waiting();
             if waiting.wheel.has_room() { waiting.wheel.horizon() } else { now }
         };
         self.see_crowds(shared).await?;
+        if !self.has_many {
+            return self.read_slices(shared, &lanes, until, now).await;
+        }
+        // A statement passes over the crowds of one lane only.
+        let crowded: HashSet<Lane> = self.crowds.keys().map(|(lane, _)| *lane).collect();
+        let (crowded, free): (Vec<_>, Vec<_>) = lanes.into_iter().partition(|(lane, _)| crowded.contains(lane));
+        let (mut news, mut large) = self.read_lanes(shared, free, until, now).await?;
+        large.extend(crowded);
+        for lanes in large.chunks(LANES_BY_SLICES) {
+            news |= self.read_slices(shared, lanes, until, now).await?;
+            if shared.waiting().is_full() {
+                self.next = lanes.last().map(|(lane, _)| *lane);
+                break;
+            }
+        }
+        Ok(news)
+    }
+
+    /// Reads whole lanes. Returns whether that brought something new, and the lanes that have more than such a look brings.
+    async fn read_lanes(
+        &mut self,
+        shared: &Shared,
+        mut lanes: Vec<LaneShards>,
+        until: Timestamp,
+        now: Timestamp,
+    ) -> Result<(bool, Vec<LaneShards>)> {
+        let first = self.next.take().map_or(0, |next| lanes.partition_point(|(lane, _)| *lane <= next));
+        let first = first.min(lanes.len());
+        lanes.rotate_left(first);
+        let (mut news, mut large) = (false, Vec::new());
+        for lanes in lanes.chunks(LANES) {
+            let lanes = shared.waiting().without_ready_if_full(lanes);
+            let found = shared.store.scan_lanes(&lanes, until, LANE_ROWS as u32).await?;
+            metrics::histogram!("redrive_scan_rows").record(found.len() as f64);
+            news |= shared.take_in_lanes(&lanes, &found, now);
+            let counts = count_by_lane(&found);
+            large.extend(lanes.into_iter().filter(|(lane, _)| counts.get(lane).is_some_and(|n| *n >= LANE_ROWS)));
+        }
+        Ok((news, large))
+    }
+
+    /// Reads lanes by their slices.
+    async fn read_slices(
+        &mut self,
+        shared: &Shared,
+        lanes: &[LaneShards],
+        until: Timestamp,
+        now: Timestamp,
+    ) -> Result<bool> {
+        let slices = shared.waiting().slices(lanes);
+        let limit = Self::limit(slices.len());
         let crowded = |slice: &Slice| self.crowds.keys().any(|(lane, _)| *lane == slice.lane);
         let (crowded, free): (Vec<Slice>, Vec<Slice>) = slices.into_iter().partition(crowded);
         let mut news = false;
@@ -150,26 +216,28 @@ impl Scanner {
             metrics::histogram!("redrive_scan_rows").record(found.len() as f64);
             news |= self.take_in(shared, slices, &found, limit, now);
         }
-        self.read_ahead(shared, now).await?;
+        self.read_ahead(shared, lanes, now).await?;
         Ok(news)
     }
 
     /// Reads on in slices that have more due soon than a scan brings.
-    async fn read_ahead(&self, shared: &Shared, now: Timestamp) -> Result<()> {
+    async fn read_ahead(&self, shared: &Shared, lanes: &[LaneShards], now: Timestamp) -> Result<()> {
         let soon = now + shared.settings().engine.scan_interval * 2;
         loop {
             let (slices, horizon) = {
                 let waiting = shared.waiting();
                 let horizon = waiting.wheel.horizon();
                 let until = |s: &Slice| waiting.known.get(&(s.lane, s.shard)).copied().unwrap_or(horizon);
-                let ahead = self.slices(shared, &waiting).into_iter().map(|s| Slice { from: until(&s), ..s });
+                let is_hungry = |(lane, _): &&LaneShards| self.is_hungry(shared, &waiting, *lane);
+                let hungry: Vec<LaneShards> = lanes.iter().filter(is_hungry).copied().collect();
+                let ahead = waiting.slices(&hungry).into_iter().map(|s| Slice { from: until(&s), ..s });
                 let behind = ahead.filter(|s| s.from > now && s.from < soon.min(horizon));
                 (if waiting.wheel.has_room() { behind.collect() } else { Vec::new() }, horizon)
             };
             if slices.is_empty() {
                 return Ok(());
             }
-            let limit = Self::limit(&slices);
+            let limit = Self::limit(slices.len());
             let found = shared.store.scan(&slices, horizon, limit as u32).await?;
             let mut waiting = shared.waiting();
             found.iter().for_each(|due| _ = waiting.wheel.insert(*due));
@@ -177,15 +245,17 @@ impl Scanner {
         }
     }
 
-    fn limit(slices: &[Slice]) -> usize {
-        (SCAN_ROWS / slices.len().max(1)).clamp(*SLICE_ROWS.start(), *SLICE_ROWS.end())
+    /// How many rows of each of so many slices a scan brings.
+    fn limit(slices: usize) -> usize {
+        (SCAN_ROWS / slices.max(1)).clamp(*SLICE_ROWS.start(), *SLICE_ROWS.end())
     }
 
     /// Which business ids have more tasks waiting in memory than they can run for a while. Scans pass over them, and the
     /// floor with it; when there is room for more of them, the floor goes back.
     async fn see_crowds(&mut self, shared: &Shared) -> Result<()> {
         // The more slices, the fewer rows a scan brings of each: one id must not fill them.
-        let crowd = CROWD.min(Self::limit(&shared.all_slices()) / 4);
+        let slices = shared.owned_lanes().iter().map(|(_, shards)| shards.count_ones() as usize).sum();
+        let crowd = CROWD.min(Self::limit(slices) / 4);
         let crowds = shared.waiting().ready.crowds(crowd);
         let still: HashSet<(Lane, u32)> = crowds.iter().map(|due| (due.lane, due.business)).collect();
         let gone: Vec<(Lane, u32)> = self.crowds.keys().filter(|crowd| !still.contains(crowd)).copied().collect();
@@ -219,18 +289,21 @@ impl Scanner {
         self.crowds.iter().filter(|((lane, _), _)| of(*lane)).map(|(_, name)| name.clone()).collect()
     }
 
-    /// All that is ours, less the lanes that have enough ready, are read without us, or may not run now.
-    fn slices(&self, shared: &Shared, waiting: &Waiting) -> Vec<Slice> {
-        let owned = shared.owned_lanes();
-        let enough = shared.low_water();
+    /// All that is ours, less the lanes that have enough ready, are read without us, or may not run now. In the order of the lanes.
+    fn hungry(&mut self, shared: &Shared) -> Vec<LaneShards> {
+        let mut owned = shared.owned_lanes();
+        self.has_many = owned.len() > MANY_LANES;
+        let waiting = shared.waiting();
         let limits = shared.limits();
-        let is_hungry = |lane| waiting.ready.lane_len(lane) < enough && !waiting.deep.contains(&lane);
-        let hungry = owned.into_iter().filter(|(lane, _)| is_hungry(*lane) && !limits.is_held(*lane));
-        let shards = |(lane, shards): (Lane, u64)| {
-            let ours = (0..SHARDS).filter(move |shard| shards & (1 << shard) != 0);
-            ours.map(move |shard| (lane, shard))
-        };
-        hungry.flat_map(shards).map(|(lane, shard)| waiting.slice(lane, shard)).collect()
+        owned.retain(|(lane, _)| self.is_hungry(shared, &waiting, *lane) && !limits.is_held(*lane));
+        owned.sort_unstable();
+        owned
+    }
+
+    /// Whether so little of a lane is ready that it is read.
+    fn is_hungry(&self, shared: &Shared, waiting: &Waiting, lane: Lane) -> bool {
+        let enough = if self.has_many { *SLICE_ROWS.start() } else { shared.low_water() };
+        waiting.ready.lane_len(lane) < enough && !waiting.deep.contains(&lane)
     }
 
     fn take_in(&mut self, shared: &Shared, slices: &[Slice], found: &[Due], limit: usize, now: Timestamp) -> bool {
@@ -240,11 +313,7 @@ impl Scanner {
         for due in found {
             let seen = counts.entry((due.lane, due.id.shard())).or_insert((0, due.due));
             seen.0 += 1;
-            if due.due <= now || waiting.wheel.has_passed(due.due) {
-                news |= waiting.ready.push(*due);
-            } else {
-                waiting.wheel.insert(*due);
-            }
+            news |= waiting.take_in(*due, now);
         }
         slices.iter().for_each(|slice| _ = waiting.more.remove(&slice.lane));
         for slice in slices {
@@ -265,90 +334,39 @@ impl Scanner {
     }
 }
 
-impl Shared {
-    /// Everything that is ours, from the beginning: what dead nodes held, and what is ours without our knowing.
-    async fn sweep(&self) {
-        let owned = self.all_slices();
-        let now = self.clock.now();
-        // Whoever is gone may have held tasks from behind many that wait.
-        let whole = self.has_lost_nodes.swap(false, Ordering::AcqRel);
-        let rescued = match whole {
-            true => self.store.rescue_all(&owned, now, RESCUED).await,
-            false => self.store.rescue(&owned, now, RESCUED).await,
-        };
-        if whole && rescued.as_ref().map_or(true, |rescued| !rescued.is_empty()) {
-            self.has_lost_nodes.store(true, Ordering::Release); // there may be more
-        }
-        match rescued {
-            Ok(rescued) if rescued.is_empty() => {}
-            Ok(rescued) => {
-                for (task, to) in &rescued {
-                    let signal = match to {
-                        To::Dead(reason) | To::Dropped(reason) => {
-                            log_unattempted(task, *reason); // it has crashed too often
-                            Signal::Dead
-                        }
-                        _ => Signal::Rescued,
-                    };
-                    self.signals.tell(signal, task);
-                }
-                tracing::warn!(tasks = rescued.len(), "rescued tasks of nodes that died");
-            }
-            Err(e) => tracing::warn!(error = %e, "rescuing failed; trying again at the next sweep"),
-        }
-        if let Err(e) = self.give_back_lost(now).await {
-            tracing::warn!(error = %e, "looking for lost claims failed; trying again at the next sweep");
-        }
-        if let Err(e) = self.count_elsewhere(&owned).await {
-            tracing::warn!(error = %e, "what other nodes run of our business ids could not be counted");
-        }
-    }
+/// The slices of a lane, from the beginning.
+pub(super) fn slices_of((lane, shards): LaneShards) -> impl Iterator<Item = Slice> {
+    let ours = (0..SHARDS).filter(move |shard| shards & (1 << shard) != 0);
+    ours.map(move |shard| Slice { lane, shard, from: Timestamp::EPOCH })
+}
 
-    /// What others still run in shards that are ours now: it counts for the limits of business ids.
-    async fn count_elsewhere(&self, owned: &[Slice]) -> Result<()> {
-        let lanes = self.limits().lanes_by_business();
-        if lanes.is_empty() {
-            return Ok(());
-        }
-        let slices: Vec<Slice> = owned.iter().filter(|slice| lanes.contains(&slice.lane)).copied().collect();
-        let running = self.store.held_by_others(&slices, self.me.number(), 1_000).await?;
-        self.limits().set_elsewhere(&running);
-        self.waiting().ready.unpark_all();
-        self.wake.claimer.notify_one();
-        Ok(())
-    }
-
-    /// Rows that bear our number and are in none of our lists: the answer to their claim, or insert, was lost for good.
-    /// Looked for in all shards: one may have gone to another node since, which does not touch what a live node holds.
-    async fn give_back_lost(&self, now: Timestamp) -> Result<()> {
-        let shards = |lane: &Lane| {
-            let lane = *lane;
-            (0..SHARDS).map(move |shard| Slice { lane, shard, from: Timestamp::EPOCH })
-        };
-        let all: Vec<Slice> = self.lanes.all().iter().flat_map(shards).collect();
-        // What a claim that is under way has got is not known here yet.
-        let under_way = self.waiting().direct.iter().map(|(_, _, begun)| *begun).min();
-        let since = (now - self.config.lease * 2).min(under_way.unwrap_or(now));
-        let held = self.store.held_by(&all, self.me.number(), since, 1_000).await?;
-        for task in held {
-            if !self.running().holds(task.id) {
-                tracing::warn!(task = %task.id, "a task was ours without our knowing; giving it back");
-                self.settler.push(Arc::new(task), crate::settle::Outcome::GivenBack.into());
-            }
-        }
-        Ok(())
-    }
+fn count_by_lane(found: &[Due]) -> HashMap<Lane, usize> {
+    let mut counts: HashMap<Lane, usize> = HashMap::new();
+    found.iter().for_each(|due| *counts.entry(due.lane).or_default() += 1);
+    counts
 }
 
 impl Shared {
-    /// All that is ours, from the beginning.
-    fn all_slices(&self) -> Vec<Slice> {
-        let owned = self.owned_lanes();
-        let shards = |(lane, shards): (Lane, u64)| {
-            let ours = (0..SHARDS).filter(move |shard| shards & (1 << shard) != 0);
-            ours.map(move |shard| Slice { lane, shard, from: Timestamp::EPOCH })
-        };
-        owned.into_iter().flat_map(shards).collect()
+    /// Has all be looked at from its beginning, by claims that are under way, too; and forgets lanes that have no tasks any more.
+    pub(super) fn forget_floors(&self) {
+        let lanes: HashSet<Lane> = self.lanes.all().into_iter().collect();
+        let mut waiting = self.waiting();
+        waiting.floors.clear();
+        waiting.forgotten += 1;
+        waiting.known.retain(|(lane, _), _| lanes.contains(lane));
+    }
+
+    /// Takes up what was found in whole lanes. `true`: some of it is new.
+    fn take_in_lanes(&self, lanes: &[LaneShards], found: &[Due], now: Timestamp) -> bool {
+        let mut waiting = self.waiting();
+        let mut news = false;
+        for due in found {
+            news |= waiting.take_in(*due, now);
+        }
+        lanes.iter().for_each(|(lane, _)| _ = waiting.more.remove(lane));
+        drop(waiting);
+        self.wake.claimer.notify_one();
+        news
     }
 
     /// Whether tasks of this lane may be claimed without being seen first.
@@ -358,10 +376,29 @@ impl Shared {
 }
 
 impl Waiting {
-    /// All is to be looked at from its beginning, by claims that are under way, too.
-    fn sweep(&mut self) {
-        self.floors.clear();
-        self.sweeps += 1;
+    /// Whether as much is ready as is kept in memory.
+    fn is_full(&self) -> bool {
+        self.ready.known() >= MOST_READY
+    }
+
+    /// When it is full, only lanes of which nothing is ready.
+    fn without_ready_if_full(&self, lanes: &[LaneShards]) -> Vec<LaneShards> {
+        let is_full = self.is_full();
+        lanes.iter().filter(|(lane, _)| !is_full || self.ready.lane_len(*lane) == 0).copied().collect()
+    }
+
+    /// Takes up a task that was found: it is ready, or soon will be. `true`: it is ready, and was not known.
+    fn take_in(&mut self, due: Due, now: Timestamp) -> bool {
+        if due.due <= now || self.wheel.has_passed(due.due) {
+            return self.ready.push(due);
+        }
+        self.wheel.insert(due);
+        false
+    }
+
+    /// The slices of lanes, each from its floor on.
+    fn slices(&self, lanes: &[LaneShards]) -> Vec<Slice> {
+        lanes.iter().flat_map(|lane| slices_of(*lane)).map(|slice| self.slice(slice.lane, slice.shard)).collect()
     }
 
     /// A slice from its floor on.

@@ -12,7 +12,6 @@
 //! on, enqueues go on, and the beat goes on. The next answer gives us a view again.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -52,7 +51,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
             () = shared.stopping.cancelled() => break,
         };
         if is_news {
-            shared.has_lost_nodes.store(true, Ordering::Release); // or there are more; looked for in what is ours now
+            shared.doubts.nodes_changed(); // looked for in what is ours now
         }
         match renewed {
             Ok(()) => {

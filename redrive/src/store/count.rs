@@ -17,7 +17,7 @@ use crate::settle::DeadReason;
 use crate::task::Lane;
 
 use super::Store;
-use super::db::{Connection, Dialect, query};
+use super::db::{Connection, Dialect, Row, query};
 use super::hot::{Slice, Wanted, read_slices};
 use super::method::{LaneDepth, depths};
 use super::pool::Use;
@@ -156,7 +156,8 @@ impl Store {
         for lane in self.count_lanes().await? {
             for (table, slices) in self.tables().reading(&all_shards(lane.lane)) {
                 let found = retrying!(self.pools(), Use::Read, Scope::Statement, "counting running tasks", |c, _| {
-                    Ok(read_slices(c, table, &slices, "t.id", &wanted, Timestamp::MAX, 256).await?.len() as u64)
+                    Ok(read_slices(c, table, &slices, "t.id", &wanted, Timestamp::MAX, 256, Row::int).await?.len()
+                        as u64)
                 });
                 running += self.learn_from(found).await?;
             }

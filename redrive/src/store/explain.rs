@@ -10,7 +10,7 @@ use crate::task::{Lane, NodeNumber};
 
 use super::Store;
 use super::db::{Connection, Dialect, Query};
-use super::hot::{Claim, ClaimDue, Due, Slice, Wanted, slices_query};
+use super::hot::{Claim, ClaimDue, Due, InLane, Slice, Wanted, lanes_of, lanes_query, slices_query};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 use super::settle::{ORPHANED, Settle};
@@ -27,7 +27,8 @@ impl Store {
         let due = [Due::of(&task, 0, now)];
         let settled = Settle::new(task.clone(), settle(&task, &Outcome::GivenBack, now, 0.0));
         let after = [task.clone()];
-        let orphaned = Wanted::AtHead(ORPHANED, Vec::new());
+        let lanes = lanes_of(&slices);
+        let orphaned = InLane::That(ORPHANED, Vec::new());
         // A row that is there: MySQL does not plan the reading of one that is not.
         let table = self.tables().of(task.id);
         let held = Held { table, by: Hold::Node(node) };
@@ -38,7 +39,8 @@ impl Store {
             ("put back", put_back_query(dialect, &[&settled], &after, held, now)),
             ("delete", delete_query(dialect, &[&settled], held)),
             ("survivors", survivors_query(dialect, &[&settled], held, true)),
-            ("rescue", slices_query(dialect, table, &slices, "t.id", &orphaned, now, 100)),
+            ("scan of lanes", lanes_query(dialect, table, &lanes, "t.id, t.version", &InLane::Pending, now, 100)),
+            ("rescue", lanes_query(dialect, table, &lanes, "t.id", &orphaned, now, 100)),
             ("get", get_query(self.tables().of(some), some)),
         ];
         if dialect != Dialect::MySql {

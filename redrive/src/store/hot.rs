@@ -6,13 +6,14 @@
 //!
 //! *Reading.* The scan index is `(lane, shard, next_retry_time)` and is read slice by slice, each with its own limit:
 //! LATERAL on PostgreSQL, a correlated list on SQLite, UNION ALL on MySQL. Asking for all slices in one ordered query would
-//! sort the whole backlog. A lane that is not asked for costs nothing, however much waits in it.
+//! sort the whole backlog. A lane that is not asked for costs nothing, however much waits in it. Where there are thousands of
+//! lanes with little in each, a lane is read as a whole instead, in the order of the index: one descent, not one for each shard.
 //!
 //! *Failure.* If the answer to a claim is lost, the rows are ours without our knowing. Every claim of a store has a moment
 //! of its own (`locked_at`, moved ahead by a millisecond if need be), so the next try finds by owner and moment just what the
 //! lost one got. MySQL, which returns nothing from an UPDATE, reads the claimed rows in the same way.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::clock::Timestamp;
 use crate::error::Result;
@@ -40,6 +41,9 @@ pub struct Slice {
     pub from: Timestamp,
 }
 
+/// A lane, and those of its shards that are meant, a bit for each.
+pub type LaneShards = (Lane, u64);
+
 /// A pending task as the scan sees it: enough to wait for it and to claim it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Due {
@@ -65,6 +69,13 @@ impl Due {
     }
 }
 
+/// The lanes of slices, with their shards.
+pub(super) fn lanes_of(slices: &[Slice]) -> Vec<LaneShards> {
+    let mut lanes: BTreeMap<Lane, u64> = BTreeMap::new();
+    slices.iter().for_each(|s| *lanes.entry(s.lane).or_default() |= 1 << s.shard);
+    lanes.into_iter().collect()
+}
+
 /// What a claim got.
 #[derive(Clone, Debug, Default)]
 pub struct Claimed {
@@ -72,6 +83,8 @@ pub struct Claimed {
     pub tasks: Vec<Task>,
     /// Ours for a moment: their time had run out while they waited, so they are dead now and did not run.
     pub spent: Vec<Task>,
+    /// Whether others may be ours as well: a part of the claim had no answer, or what ran out of time could not be ended.
+    pub is_partial: bool,
 }
 
 impl Store {
@@ -111,11 +124,22 @@ impl Store {
         until: Timestamp,
         limit: u32,
     ) -> Result<Vec<Due>> {
-        let columns = "t.id, t.version, t.next_retry_time, t.priority, t.lane, t.business_id";
         retrying!(self.pools(), Use::Read, Scope::Statement, "scanning for due tasks", |c, _| {
-            let rows = read_slices(c, table, slices, columns, wanted, until, limit).await?;
-            rows.iter().map(read_due).collect()
+            read_slices(c, table, slices, DUE, wanted, until, limit, read_due).await
         })
+    }
+
+    /// Returns pending tasks of whole lanes that are due until `until`, for lanes with little in them: at most `limit` of each lane
+    /// and table, in no useful order. A lane of which fewer came has no more.
+    pub(crate) async fn scan_lanes(&self, lanes: &[LaneShards], until: Timestamp, limit: u32) -> Result<Vec<Due>> {
+        let mut found = Vec::new();
+        for (table, lanes) in self.tables().reading_lanes(lanes) {
+            let read = retrying!(self.pools(), Use::Read, Scope::Statement, "scanning lanes for due tasks", |c, _| {
+                read_lanes(c, table, &lanes, DUE, &InLane::Pending, until, limit, read_due).await
+            });
+            found.extend(self.learn_from(read).await?);
+        }
+        Ok(found)
     }
 
     /// Makes due tasks ours: those that still are what the scan saw. What ran out of time while it waited is dead
@@ -149,7 +173,7 @@ impl Store {
         }
         match failed {
             Some(e) if rows.is_empty() => Err(e),
-            _ => self.without_spent(rows, node, now).await,
+            failed => Ok(self.without_spent(rows, failed.is_some(), node, now).await),
         }
     }
 
@@ -168,7 +192,8 @@ impl Store {
             let due = self.scan(slices, now, limit).await?;
             return self.claim(&due, node, now).await;
         }
-        let (mut rows, moment): (Vec<Task>, _) = (Vec::new(), self.claim_moment(now));
+        let mut rows: Vec<Task> = Vec::new();
+        let (mut is_partial, moment) = (false, self.claim_moment(now));
         for (table, slices) in self.tables().reading(slices) {
             let slices = with_room(&slices, &rows, limit);
             // Each slice may have as many as the one that has had the least; so none has too many.
@@ -181,21 +206,25 @@ impl Store {
             match self.learn_from(claimed).await {
                 Ok(tasks) => rows.extend(tasks),
                 Err(e) if rows.is_empty() => return Err(e),
-                Err(_) => break, // what we have is ours
+                Err(_) => {
+                    is_partial = true; // what we have is ours
+                    break;
+                }
             }
         }
-        self.without_spent(rows, node, now).await
+        Ok(self.without_spent(rows, is_partial, node, now).await)
     }
 
-    async fn without_spent(&self, rows: Vec<Task>, node: NodeNumber, now: Timestamp) -> Result<Claimed> {
+    async fn without_spent(&self, rows: Vec<Task>, mut is_partial: bool, node: NodeNumber, now: Timestamp) -> Claimed {
         let (spent, tasks): (Vec<_>, Vec<_>) = rows.into_iter().partition(|task| spent(task, now).is_some());
         let n = spent.len();
         let spent = self.expire(spent, Hold::Node(node), now).await.unwrap_or_else(|e| {
             // The others are ours and run. These are ours, too, until the sweep gives them back.
             tracing::error!(error = %e, tasks = n, "tasks whose time is up could not be ended; trying again later");
+            is_partial = true;
             Vec::new()
         });
-        Ok(Claimed { tasks, spent })
+        Claimed { tasks, spent, is_partial }
     }
 }
 
@@ -216,6 +245,9 @@ fn with_room(slices: &[Slice], claimed: &[Task], limit: u32) -> Vec<(Slice, u32)
     let room = |s: &Slice| limit.saturating_sub(counts.get(&(s.lane, s.shard)).copied().unwrap_or(0));
     slices.iter().map(|s| (*s, room(s))).filter(|(_, room)| *room > 0).collect()
 }
+
+/// The columns of [`read_due`].
+const DUE: &str = "t.id, t.version, t.next_retry_time, t.priority, t.lane, t.business_id";
 
 fn read_due(row: &Row) -> sqlx::Result<Due> {
     let mut c = row.columns();
@@ -238,14 +270,47 @@ pub(super) enum Wanted {
     /// puts the wide columns of a derived table on disk. Running tasks stand there, since they were due when they were
     /// claimed; a backlog behind them is not looked through.
     AtHead(&'static str, Vec<Value<'static>>),
-    /// The same however far back they lie: behind tasks of a business id that has reached its limit, for example. It reads all that
-    /// is due.
-    Anywhere(&'static str),
+}
+
+/// Which rows of a lane are wanted.
+#[derive(Clone, Debug)]
+pub(super) enum InLane {
+    /// Pending ones.
+    Pending,
+    /// The ones for which a condition on `x` holds, however far back they lie: behind tasks of a business id that has reached its
+    /// limit, for example. All that is due is read.
+    That(&'static str, Vec<Value<'static>>),
+}
+
+impl InLane {
+    /// A walk of a lane in the scan index, for the lane and the shards given by `lane` and `shards`.
+    fn walk(&self, table: Table, columns: &str, [lane, shards]: [&str; 2]) -> String {
+        let which = match self {
+            Self::Pending => "x.status = 0",
+            Self::That(which, _) => which,
+        };
+        format!(
+            "SELECT {columns} FROM {table} x WHERE x.lane = {lane} AND (({shards} >> x.shard) & 1) = 1 \
+             AND x.next_retry_time <= ? AND {which} LIMIT ?"
+        )
+    }
+
+    fn bind_to(&self, query: Query<'static>, until: Timestamp, limit: u32) -> Query<'static> {
+        let query = query.bind(until);
+        let query = match self {
+            Self::Pending => query,
+            Self::That(_, values) => query.bind_all(values.iter().cloned()),
+        };
+        query.bind(limit)
+    }
 }
 
 /// How many rows at the head of a slice are looked at for [`Wanted::AtHead`]. What lies further back comes forward as the
 /// rows before it are done.
 const HEAD: u32 = 256;
+
+/// Most rows that a claim whose answer was lost can have got of a lane, and more.
+const MOST_FOUND: u32 = 100_000;
 
 impl Wanted {
     fn pending_without(businesses: &[String]) -> Self {
@@ -273,9 +338,6 @@ impl Wanted {
                 "SELECT {columns} FROM (SELECT id, status, locked_by, locked_at FROM {table} \
                   WHERE {slice} ORDER BY next_retry_time LIMIT {HEAD}) x WHERE {which} LIMIT ?"
             ),
-            Self::Anywhere(which) => {
-                format!("SELECT {columns} FROM {table} x WHERE {slice} AND {which} ORDER BY next_retry_time LIMIT ?")
-            }
         }
     }
 
@@ -284,14 +346,19 @@ impl Wanted {
         let query = match self {
             Self::Pending(without) => query.bind_all(without.iter().cloned()),
             Self::AtHead(_, values) => query.bind_all(values.iter().cloned()),
-            Self::Anywhere(_) => query,
         };
         query.bind(limit)
     }
 }
 
-/// Rows of slices, each slice by its own walk of the scan index.
-pub(super) async fn read_slices(
+/// How many walks one statement has at the most: on MySQL each is a branch of a UNION, the others take their keys as one value.
+fn most_walks(dialect: Dialect) -> usize {
+    if dialect == Dialect::MySql { 256 } else { 4096 }
+}
+
+/// What is read from rows of slices, each slice by its own walk of the scan index.
+#[allow(clippy::too_many_arguments)]
+pub(super) async fn read_slices<T>(
     c: &mut Connection<'_>,
     table: Table,
     slices: &[Slice],
@@ -299,13 +366,38 @@ pub(super) async fn read_slices(
     wanted: &Wanted,
     until: Timestamp,
     limit: u32,
-) -> sqlx::Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    // One statement may have 256 branches on MySQL; the others take any number of slices as one value.
-    for slices in slices.chunks(if c.dialect() == Dialect::MySql { 256 } else { 4096 }) {
-        rows.extend(c.rows(slices_query(c.dialect(), table, slices, columns, wanted, until, limit)).await?);
+    read: impl Fn(&Row) -> sqlx::Result<T>,
+) -> sqlx::Result<Vec<T>> {
+    let mut found = Vec::new();
+    for slices in slices.chunks(most_walks(c.dialect())) {
+        let rows = c.rows(slices_query(c.dialect(), table, slices, columns, wanted, until, limit)).await?;
+        for row in &rows {
+            found.push(read(row)?);
+        }
     }
-    Ok(rows)
+    Ok(found)
+}
+
+/// The same of whole lanes.
+#[allow(clippy::too_many_arguments)]
+pub(super) async fn read_lanes<T>(
+    c: &mut Connection<'_>,
+    table: Table,
+    lanes: &[LaneShards],
+    columns: &str,
+    wanted: &InLane,
+    until: Timestamp,
+    limit: u32,
+    read: impl Fn(&Row) -> sqlx::Result<T>,
+) -> sqlx::Result<Vec<T>> {
+    let mut found = Vec::new();
+    for lanes in lanes.chunks(256) {
+        let rows = c.rows(lanes_query(c.dialect(), table, lanes, columns, wanted, until, limit)).await?;
+        for row in &rows {
+            found.push(read(row)?);
+        }
+    }
+    Ok(found)
 }
 
 pub(super) fn slices_query(
@@ -317,29 +409,73 @@ pub(super) fn slices_query(
     until: Timestamp,
     limit: u32,
 ) -> Query<'static> {
-    let values = |s: &Slice| vec![s.lane.into(), s.shard.into(), s.from.into()];
-    if dialect == Dialect::MySql {
-        // MariaDB has no LATERAL. Filled up to a power of two with a slice that is empty, so that few different
-        // statements are prepared.
-        let n = slices.len().next_power_of_two();
-        let branch = format!("({})", wanted.walk(table, &columns.replace("t.", "x."), ["?", "?", "?"]));
-        let none = Slice { lane: Lane(-1), shard: 0, from: until };
-        let all = slices.iter().chain(std::iter::repeat_n(&none, n - slices.len()));
-        let union = query(vec![&*branch; n].join(" UNION ALL "));
-        return all.fold(union, |query, s| wanted.bind_to(query.bind_all(values(s)), until, limit));
-    }
-    let s = Listed::new(dialect, &["lane", "shard", "due"], slices.iter().map(values).collect());
-    let source = &s.source;
-    let sql = if dialect == Dialect::Postgres {
-        let inner = if columns == PLACE { "x.ctid" } else { "*" };
-        let walk = wanted.walk(table, inner, ["s.lane", "s.shard", "s.due"]);
-        format!("SELECT {columns} FROM {source} CROSS JOIN LATERAL ({walk}) t")
-    } else {
-        // SQLite has no LATERAL; CROSS JOIN fixes the order, and the list is walked once a slice.
-        let walk = wanted.walk(table, "x.id", ["s.lane", "s.shard", "s.due"]);
-        format!("SELECT {columns} FROM {source} CROSS JOIN {table} t WHERE t.id IN ({walk})")
+    let walks = Walks {
+        dialect,
+        table,
+        columns,
+        keys: ["lane", "shard", "due"],
+        none: [Lane(-1).into(), 0_u8.into(), until.into()],
     };
-    wanted.bind_to(s.bind_to(query(sql)), until, limit)
+    let keys = slices.iter().map(|s| [s.lane.into(), s.shard.into(), s.from.into()]).collect();
+    walks.query(keys, |columns, keys| wanted.walk(table, columns, keys), |query| wanted.bind_to(query, until, limit))
+}
+
+pub(super) fn lanes_query(
+    dialect: Dialect,
+    table: Table,
+    lanes: &[LaneShards],
+    columns: &str,
+    wanted: &InLane,
+    until: Timestamp,
+    limit: u32,
+) -> Query<'static> {
+    let walks = Walks { dialect, table, columns, keys: ["lane", "shards"], none: [Lane(-1).into(), 0_i64.into()] };
+    let keys = lanes.iter().map(|(lane, shards)| [(*lane).into(), shards.cast_signed().into()]).collect();
+    walks.query(keys, |columns, keys| wanted.walk(table, columns, keys), |query| wanted.bind_to(query, until, limit))
+}
+
+/// A statement of many walks of the scan index, each from keys of its own.
+struct Walks<'a, const N: usize> {
+    dialect: Dialect,
+    table: Table,
+    columns: &'a str,
+    keys: [&'static str; N],
+    /// The keys of a walk that finds nothing.
+    none: [Value<'static>; N],
+}
+
+impl<const N: usize> Walks<'_, N> {
+    /// `walk` writes one walk, given the columns and what its keys are called; `bind` binds the values that follow the keys.
+    fn query(
+        &self,
+        keys: Vec<[Value<'static>; N]>,
+        walk: impl Fn(&str, [&str; N]) -> String,
+        bind: impl Fn(Query<'static>) -> Query<'static>,
+    ) -> Query<'static> {
+        let (columns, table) = (self.columns, self.table);
+        if self.dialect == Dialect::MySql {
+            // MariaDB has no LATERAL. Filled up to a power of two with walks that find nothing, so that few different
+            // statements are prepared.
+            let n = keys.len().next_power_of_two();
+            let branch = format!("({})", walk(&columns.replace("t.", "x."), ["?"; N]));
+            let fill = std::iter::repeat_n(&self.none, n - keys.len());
+            let union = query(vec![&*branch; n].join(" UNION ALL "));
+            return keys.iter().chain(fill).fold(union, |query, keys| bind(query.bind_all(keys.iter().cloned())));
+        }
+        let s = Listed::new(self.dialect, &self.keys, keys.into_iter().map(Vec::from).collect());
+        let source = &s.source;
+        let names = self.keys.map(|key| format!("s.{key}"));
+        let names = names.each_ref().map(String::as_str);
+        let sql = if self.dialect == Dialect::Postgres {
+            let inner = if columns == PLACE { "x.ctid" } else { "*" };
+            format!("SELECT {columns} FROM {source} CROSS JOIN LATERAL ({}) t", walk(inner, names))
+        } else {
+            // SQLite has no LATERAL; CROSS JOIN fixes the order, and the list is walked once for each of its rows.
+            let walk = walk("x.id", names);
+            format!("SELECT {columns} FROM {source} CROSS JOIN {table} t WHERE t.id IN ({walk})")
+        };
+        bind(s.bind_to(query(sql)))
+    }
 }
 
 /// Where PostgreSQL has a row. Within one statement that is as good as its id, and found without an index.
@@ -371,8 +507,9 @@ impl ClaimDue<'_> {
         if tried > 0 {
             // What an earlier try got has the same moment; so has what this one got.
             let which = "x.status = 1 AND x.locked_by = ? AND x.locked_at = ?";
-            let wanted = Wanted::AtHead(which, vec![self.node.into(), self.moment.into()]);
-            tasks = super::settle::read_running(c, self.table, self.slices, &wanted, Timestamp::MAX, HEAD).await?;
+            let wanted = InLane::That(which, vec![self.node.into(), self.moment.into()]);
+            tasks = super::settle::read_running(c, self.table, &lanes_of(self.slices), &wanted, self.now, MOST_FOUND)
+                .await?;
             // What was written as running at that moment is ours as well, and runs already: it was never claimed.
             let is_claimed = |task: &Task| (task.locked_by, task.locked_at) == (Some(self.node), Some(self.moment));
             tasks.retain(|task| is_claimed(task) && task.version > 0);

@@ -12,9 +12,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
-use crate::id::TaskId;
+use crate::id::{SHARDS, TaskId};
 
-use super::hot::Slice;
+use super::hot::{LaneShards, Slice};
 
 /// How tasks are spread over tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -197,6 +197,22 @@ impl Tables {
             (table, slices.iter().filter(in_it).copied().collect::<Vec<_>>())
         };
         self.read().map(of).filter(|(_, slices)| !slices.is_empty()).collect()
+    }
+
+    /// The same for lanes with shards.
+    pub(super) fn reading_lanes(&self, lanes: &[LaneShards]) -> Vec<(Table, Vec<LaneShards>)> {
+        let of = |table| {
+            let mask = match table {
+                Table::Single => u64::MAX,
+                Table::Of { bucket, .. } => {
+                    let in_it = (0..SHARDS).filter(|shard| shard % self.tables.max(1) == bucket);
+                    in_it.fold(0, |mask, shard| mask | 1 << shard)
+                }
+            };
+            let lanes = lanes.iter().map(|(lane, shards)| (*lane, shards & mask)).filter(|(_, shards)| *shards != 0);
+            (table, lanes.collect::<Vec<_>>())
+        };
+        self.read().map(of).filter(|(_, lanes)| !lanes.is_empty()).collect()
     }
 
     /// Sorts things that belong to tasks by their tables. What lies in a table that is not there is left out.

@@ -27,8 +27,8 @@ use crate::task::{NodeNumber, Status, Task};
 
 use super::Store;
 use super::audit::{self, Record};
-use super::db::{Connection, Dialect, query};
-use super::hot::{Slice, Wanted, read_slices};
+use super::db::{Connection, Dialect, Row, query};
+use super::hot::{InLane, LaneShards, Slice, Wanted, read_lanes, read_slices};
 use super::key::Keys;
 use super::layout::{Table, Tables};
 use super::notice;
@@ -134,6 +134,15 @@ pub enum Settled {
     Lost,
 }
 
+/// What a rescue did.
+#[derive(Clone, Debug, Default)]
+pub struct Rescued {
+    /// The tasks as they were, and where they went.
+    pub tasks: Vec<(Arc<Task>, To)>,
+    /// Tasks that could not be taken back now: the database refuses that, somebody holds their rows, or others were faster.
+    pub left: usize,
+}
+
 /// How far ahead of the time tasks may be claimed, and clocks differ, and more.
 const AHEAD: Duration = Duration::from_secs(60);
 /// How long a sweep looks for what the database refuses.
@@ -167,19 +176,14 @@ impl Store {
         Ok(results)
     }
 
-    /// Takes back what nodes held in these slices that are not alive any more: waiting again, or dead if it crashed too
-    /// often. Gives the tasks as they were, and where they went. What lies behind many that wait is not found.
-    pub async fn rescue(&self, slices: &[Slice], now: Timestamp, limit: u32) -> Result<Vec<(Arc<Task>, To)>> {
-        let orphans = self.running(slices, Wanted::AtHead(ORPHANED, Vec::new()), Timestamp::MAX, limit).await?;
-        self.take_back(orphans, now).await
-    }
-
-    /// The same however many wait before them: all that is due is read.
-    pub async fn rescue_all(&self, slices: &[Slice], now: Timestamp, limit: u32) -> Result<Vec<(Arc<Task>, To)>> {
-        // What runs was due when it was claimed; timers that wait are not looked through.
-        let until = now + AHEAD;
-        let orphans = self.running(slices, Wanted::Anywhere(ORPHANED), until, limit).await?;
-        self.take_back(orphans, now).await
+    /// Takes back what nodes held in these lanes that are not alive any more: waiting again, or dead if it crashed too
+    /// often. All that is due is read.
+    pub async fn rescue(&self, lanes: &[LaneShards], now: Timestamp, limit: u32) -> Result<Rescued> {
+        let orphans = self.running_in(lanes, &InLane::That(ORPHANED, Vec::new()), now, limit).await?;
+        let found = orphans.len();
+        let tasks = self.take_back(orphans, now).await?;
+        let left = found.saturating_sub(tasks.len());
+        Ok(Rescued { tasks, left })
     }
 
     async fn take_back(&self, orphans: Vec<Task>, now: Timestamp) -> Result<Vec<(Arc<Task>, To)>> {
@@ -205,29 +209,46 @@ impl Store {
         }
     }
 
-    /// What a node holds in these slices and has held since before `since`.
-    pub async fn held_by(&self, slices: &[Slice], node: NodeNumber, since: Timestamp, limit: u32) -> Result<Vec<Task>> {
+    /// Returns what a node holds in these lanes and has held since before `since`. All that is due is read.
+    pub async fn held_by(
+        &self,
+        lanes: &[LaneShards],
+        node: NodeNumber,
+        since: Timestamp,
+        now: Timestamp,
+        limit: u32,
+    ) -> Result<Vec<Task>> {
         let which = "x.status = 1 AND x.locked_by = ? AND x.locked_at < ?";
-        let mut held =
-            self.running(slices, Wanted::AtHead(which, vec![node.into(), since.into()]), Timestamp::MAX, limit).await?;
+        let wanted = InLane::That(which, vec![node.into(), since.into()]);
+        let mut held = self.running_in(lanes, &wanted, now, limit).await?;
         held.retain(|task| task.locked_by == Some(node)); // it may have gone to another since
         Ok(held)
     }
 
-    /// What other nodes hold in these slices.
+    /// Returns what other nodes hold at the head of these slices.
     pub async fn held_by_others(&self, slices: &[Slice], node: NodeNumber, limit: u32) -> Result<Vec<Task>> {
-        let which = "x.status = 1 AND x.locked_by <> ?";
-        self.running(slices, Wanted::AtHead(which, vec![node.into()]), Timestamp::MAX, limit).await
-    }
-
-    async fn running(&self, slices: &[Slice], wanted: Wanted, until: Timestamp, limit: u32) -> Result<Vec<Task>> {
+        let wanted = Wanted::AtHead("x.status = 1 AND x.locked_by <> ?", vec![node.into()]);
         let mut found = Vec::new();
         for (table, slices) in self.tables().reading(slices) {
-            let running =
-                retrying!(self.pools(), Use::Read, Scope::Statement, "looking for running tasks", |c, _| read_running(
-                    c, table, &slices, &wanted, until, limit
-                )
-                .await);
+            let doing = "looking for tasks that others run";
+            let running = retrying!(self.pools(), Use::Read, Scope::Statement, doing, |c, _| {
+                let ids = read_slices(c, table, &slices, "t.id", &wanted, Timestamp::MAX, limit, Row::int).await?;
+                read_those_running(c, table, ids).await
+            });
+            found.extend(self.learn_from(running).await?);
+        }
+        Ok(found)
+    }
+
+    /// Running tasks of lanes. What runs was due when it was claimed; timers that wait are not looked through.
+    async fn running_in(&self, lanes: &[LaneShards], wanted: &InLane, now: Timestamp, limit: u32) -> Result<Vec<Task>> {
+        let (mut found, until) = (Vec::new(), now + AHEAD);
+        for (table, lanes) in self.tables().reading_lanes(lanes) {
+            let doing = "looking for running tasks";
+            let running = retrying!(self.pools(), Use::Read, Scope::Statement, doing, |c, _| read_running(
+                c, table, &lanes, wanted, until, limit
+            )
+            .await);
             found.extend(self.learn_from(running).await?);
         }
         Ok(found)
@@ -452,21 +473,25 @@ impl Store {
     }
 }
 
-/// Running tasks of these slices that are wanted.
+/// Running tasks of these lanes that are wanted.
 pub(super) async fn read_running(
     c: &mut Connection<'_>,
     table: Table,
-    slices: &[Slice],
-    wanted: &Wanted,
+    lanes: &[LaneShards],
+    wanted: &InLane,
     until: Timestamp,
     limit: u32,
 ) -> sqlx::Result<Vec<Task>> {
-    let found = read_slices(c, table, slices, "t.id", wanted, until, limit).await?;
-    if found.is_empty() {
+    let ids = read_lanes(c, table, lanes, "t.id", wanted, until, limit, Row::int).await?;
+    read_those_running(c, table, ids).await
+}
+
+/// Those of these tasks that are running.
+async fn read_those_running(c: &mut Connection<'_>, table: Table, ids: Vec<i64>) -> sqlx::Result<Vec<Task>> {
+    if ids.is_empty() {
         return Ok(Vec::new());
     }
-    let found: sqlx::Result<Vec<_>> = found.iter().map(|row| Ok(vec![row.int()?.into()])).collect();
-    let s = Listed::new(c.dialect(), &["id"], found?);
+    let s = Listed::new(c.dialect(), &["id"], ids.into_iter().map(|id| vec![id.into()]).collect());
     let table = joined_on(c.dialect(), table, "t.id = s.id");
     let sql = format!("SELECT {} FROM {} {table} WHERE t.status = 1", column_list("t."), s.source);
     c.rows(s.bind_to(query(sql))).await?.iter().map(read_task).collect()

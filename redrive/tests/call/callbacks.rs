@@ -9,7 +9,7 @@ use redrive::{
 };
 use tokio::sync::mpsc;
 
-use crate::harness::{Db, NOW, add, claim_all, claimed, end, later, moment, new, node, slices, stores, timeout};
+use crate::harness::{Db, NOW, add, claim_all, claimed, end, lanes, later, moment, new, node, stores, timeout};
 use crate::pay::{Answer, Pay, Receipt, Shop, deferred, pay, quick, slow};
 
 stores!(
@@ -99,7 +99,7 @@ async fn source_2_what_ends_without_an_attempt_calls_back_too(db: Db) {
     let once = Policy { on_crash: OnCrash::Dead, ..Policy::default() };
     let (_, victim) = claimed(&db.store, new(3).policy(calling_back(once))).await;
     db.store.fence(victim, 0).await.unwrap();
-    db.store.rescue(&slices(), NOW, 10).await.unwrap();
+    db.store.rescue(&lanes(), NOW, 10).await.unwrap();
     let told = db.store.list(&Default::default(), 10).await.unwrap();
     assert_eq!(told.iter().map(|task| &*task.method).collect::<Vec<_>>(), ["refund"; 3]);
     for reason in ["expired", "undecodable", "crashed"] {

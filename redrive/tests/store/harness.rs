@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redrive::store::{Claimed, Due, Layout, Registration, Retention, Settle, Settled, Slice};
+use redrive::store::{Claimed, Due, LaneShards, Layout, Registration, Retention, Settle, Settled, Slice};
 use redrive::{
     Enqueued, Failure, Lane, NewTask, NodeNumber, Outcome, SHARDS, Store, StoreOptions, Task, TaskId, Timestamp, settle,
 };
@@ -322,6 +322,11 @@ pub fn slices() -> Vec<Slice> {
 
 pub fn slices_of(method: &str) -> Vec<Slice> {
     (0..SHARDS).map(|shard| Slice { lane: Lane::of(method), shard, from: Timestamp::EPOCH }).collect()
+}
+
+/// The lane of `m`, with all its shards.
+pub fn lanes() -> Vec<LaneShards> {
+    vec![(Lane::of("m"), u64::MAX)]
 }
 
 pub async fn claim_all(store: &Store, node: NodeNumber, now: Timestamp) -> Claimed {

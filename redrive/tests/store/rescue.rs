@@ -1,8 +1,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use redrive::store::{DeadFilter, Slice};
-use redrive::{DeadReason, OnCrash, Outcome, Policy, Status, Task, To};
+use redrive::store::DeadFilter;
+use redrive::{DeadReason, Lane, OnCrash, Outcome, Policy, Status, Task, To};
 
 use crate::harness::*;
 
@@ -24,7 +24,7 @@ layouts!(
 async fn what_a_fenced_node_held_waits_again(db: Db) {
     let (task, dead) = claimed(&db.store, new(1)).await;
     assert!(db.store.fence(dead, 0).await.unwrap());
-    let rescued = db.store.rescue(&slices(), later(9), 10).await.unwrap();
+    let rescued = db.store.rescue(&lanes(), later(9), 10).await.unwrap().tasks;
     assert_eq!(rescued, [(task.clone().into(), To::Pending { due: task.due })]);
     let t = db.store.get(task.id).await.unwrap().unwrap();
     assert_eq!((t.status, t.attempts, t.crashes, t.due), (Status::Pending, 0, 1, task.due));
@@ -35,7 +35,7 @@ async fn what_a_fenced_node_held_waits_again(db: Db) {
 
 async fn only_fenced_nodes_are_rescued_from(db: Db) {
     let (task, _) = claimed(&db.store, new(1)).await;
-    assert!(db.store.rescue(&slices(), NOW, 10).await.unwrap().is_empty(), "nobody fenced it");
+    assert!(db.store.rescue(&lanes(), NOW, 10).await.unwrap().tasks.is_empty(), "nobody fenced it");
     assert_eq!(db.store.get(task.id).await.unwrap().unwrap(), task);
 }
 
@@ -45,7 +45,7 @@ async fn a_task_that_keeps_killing_nodes_is_dead(db: Db) {
         let victim = node(&db.store).await;
         assert_eq!(claim_all(&db.store, victim, NOW).await.tasks.len(), 1);
         assert!(db.store.fence(victim, 0).await.unwrap());
-        let (_, to) = db.store.rescue(&slices(), NOW, 10).await.unwrap().pop().unwrap();
+        let (_, to) = db.store.rescue(&lanes(), NOW, 10).await.unwrap().tasks.pop().unwrap();
         assert_eq!(to.is_final(), crash == 3);
     }
     let letter = db.store.get_dead(id).await.unwrap().unwrap();
@@ -57,7 +57,7 @@ async fn on_crash_dead_is_not_run_again_unseen(db: Db) {
     let policy = Policy { on_crash: OnCrash::Dead, ..Policy::default() };
     let (task, victim) = claimed(&db.store, new(1).policy(policy)).await;
     db.store.fence(victim, 0).await.unwrap();
-    db.store.rescue(&slices(), NOW, 10).await.unwrap();
+    db.store.rescue(&lanes(), NOW, 10).await.unwrap();
     assert_eq!(db.store.get_dead(task.id).await.unwrap().unwrap().reason, DeadReason::Crashed);
 }
 
@@ -65,7 +65,7 @@ async fn a_cancelled_task_of_a_dead_node_is_cancelled(db: Db) {
     let (task, victim) = claimed(&db.store, new(1)).await;
     db.store.cancel(task.id, NOW).await.unwrap();
     db.store.fence(victim, 0).await.unwrap();
-    let rescued = db.store.rescue(&slices(), NOW, 10).await.unwrap();
+    let rescued = db.store.rescue(&lanes(), NOW, 10).await.unwrap().tasks;
     assert_eq!(rescued.iter().map(|(_, to)| *to).collect::<Vec<_>>(), [To::Cancelled]);
     assert_eq!((db.count("retry_task").await, db.count("retry_archive").await), (0, 1));
 }
@@ -75,9 +75,9 @@ async fn two_rescuers_take_each_task_once(db: Db) {
     add_many(&db.store, 300).await;
     assert_eq!(claim_all(&db.store, victim, NOW).await.tasks.len(), 300);
     db.store.fence(victim, 0).await.unwrap();
-    let (other, all) = (db.another().await, slices());
+    let (other, all) = (db.another().await, lanes());
     let (one, two) = tokio::join!(db.store.rescue(&all, NOW, 1000), other.rescue(&all, NOW, 1000));
-    assert_eq!(one.unwrap().len() + two.unwrap().len(), 300);
+    assert_eq!(one.unwrap().tasks.len() + two.unwrap().tasks.len(), 300);
     assert_eq!(db.sql("SELECT COUNT(*) FROM retry_task WHERE status = 0 AND crashes = 1").await, Some(300));
     assert!(db.store.dead(&DeadFilter::default(), 10).await.unwrap().is_empty());
 }
@@ -87,8 +87,8 @@ async fn a_rescue_reads_only_its_slices(db: Db) {
     add_many(&db.store, 100).await;
     let held = claim_all(&db.store, victim, NOW).await.tasks;
     db.store.fence(victim, 0).await.unwrap();
-    let even: Vec<Slice> = slices().into_iter().filter(|s| s.shard % 2 == 0).collect();
-    let rescued = db.store.rescue(&even, NOW, 1000).await.unwrap();
+    let even = [(Lane::of("m"), 0x5555_5555_5555_5555)];
+    let rescued = db.store.rescue(&even, NOW, 1000).await.unwrap().tasks;
     assert_eq!(rescued.len(), held.iter().filter(|t| t.shard() % 2 == 0).count());
     assert!(rescued.iter().all(|(t, _)| t.shard() % 2 == 0));
     assert_eq!(end(&db.store, &held[0], Outcome::Done, NOW).await, redrive::store::Settled::Lost);
@@ -98,7 +98,7 @@ async fn a_node_that_was_forgotten_is_rescued_from_too(db: Db) {
     let (task, victim) = claimed(&db.store, new(1)).await;
     db.store.fence(victim, 0).await.unwrap();
     db.sql("DELETE FROM redrive_node").await;
-    let rescued = db.store.rescue(&slices(), NOW, 10).await.unwrap();
+    let rescued = db.store.rescue(&lanes(), NOW, 10).await.unwrap().tasks;
     assert_eq!(rescued.iter().map(|(t, _)| t.id).collect::<Vec<_>>(), [task.id]);
 }
 
@@ -109,7 +109,7 @@ async fn a_backlog_behind_the_running_tasks_is_not_in_the_way(db: Db) {
     let backlog = (0..3_000).map(|n| new(n).no_key().business("b", "1").at(later(1))).collect();
     db.store.insert(backlog, NOW).await.unwrap();
     db.store.fence(victim, 0).await.unwrap();
-    assert_eq!(db.store.rescue(&slices(), later(2), 1_000).await.unwrap().len(), 100);
+    assert_eq!(db.store.rescue(&lanes(), later(2), 1_000).await.unwrap().tasks.len(), 100);
 }
 
 /// Its business id had its turn before the others', which had reached their limit.
@@ -120,8 +120,7 @@ async fn what_lies_behind_a_backlog_is_found_by_a_look_at_all_of_it(db: Db) {
     let crowd = (1..400).map(|n| new(n).business("order", "1")).collect();
     db.store.insert(crowd, NOW).await.unwrap();
     assert!(db.store.fence(victim, 0).await.unwrap());
-    assert!(db.store.rescue(&slices(), later(9), 10).await.unwrap().is_empty(), "it is not at the head");
-    let rescued = db.store.rescue_all(&slices(), later(9), 10).await.unwrap();
+    let rescued = db.store.rescue(&lanes(), later(9), 10).await.unwrap().tasks;
     assert_eq!(rescued.iter().map(|(task, _)| task.id).collect::<Vec<_>>(), [task.id]);
 }
 
@@ -136,12 +135,12 @@ async fn one_that_the_database_refuses_does_not_keep_the_others_from_being_taken
     db.store.fence(victim, 0).await.unwrap();
     let ((refuse, allow), mut raw) = (refusal(db.kind), Raw::connect(&db).await);
     raw.sql(refuse).await.unwrap();
-    let rescued = ids(db.store.rescue(&slices(), NOW, 10).await.unwrap());
+    let rescued = ids(db.store.rescue(&lanes(), NOW, 10).await.unwrap().tasks);
     assert_eq!(rescued, HashSet::from([others[0], others[1], waits]));
     assert_eq!(db.store.get(refused).await.unwrap().unwrap().status, Status::Running);
-    assert!(db.store.rescue(&slices(), NOW, 10).await.unwrap().is_empty());
+    assert!(db.store.rescue(&lanes(), NOW, 10).await.unwrap().tasks.is_empty());
     raw.sql(allow).await.unwrap();
-    assert_eq!(ids(db.store.rescue(&slices(), NOW, 10).await.unwrap()), HashSet::from([refused]));
+    assert_eq!(ids(db.store.rescue(&lanes(), NOW, 10).await.unwrap().tasks), HashSet::from([refused]));
 }
 
 /// A person in the middle of a transaction by hand, say. SQLite has no locks on rows: there all wait.
@@ -156,10 +155,10 @@ async fn nor_does_one_whose_row_somebody_holds(db: Db) {
         for table in [vec!["retry_task".into()], db.tables("task").await].concat() {
             raw.sql(&format!("SELECT id FROM {table} WHERE id = {held} FOR UPDATE")).await.unwrap();
         }
-        let rescued = db.store.rescue(&slices(), NOW, 10).await.unwrap();
+        let rescued = db.store.rescue(&lanes(), NOW, 10).await.unwrap().tasks;
         assert_eq!(rescued.iter().map(|(task, _)| task.id).collect::<Vec<_>>(), [other]);
         raw.sql("ROLLBACK").await.unwrap();
     }
-    let rest = db.store.rescue(&slices(), NOW, 10).await.unwrap();
+    let rest = db.store.rescue(&lanes(), NOW, 10).await.unwrap().tasks;
     assert_eq!(rest.len(), if db.kind == Kind::Sqlite { 2 } else { 1 });
 }

@@ -292,7 +292,7 @@ async fn a_settle_after_a_fence_is_lost(db: Db) {
     for outcome in [Outcome::Done, timeout(), Outcome::Cancel] {
         assert_eq!(end(&db.store, &task, outcome, NOW).await, Settled::Lost, "even before the rescue");
     }
-    assert_eq!(db.store.rescue(&slices(), NOW, 10).await.unwrap().len(), 1);
+    assert_eq!(db.store.rescue(&lanes(), NOW, 10).await.unwrap().tasks.len(), 1);
     assert_eq!(end(&db.store, &task, Outcome::Done, NOW).await, Settled::Lost);
     assert_eq!(db.count("retry_task").await, 1);
 }
@@ -306,7 +306,7 @@ async fn a_rescue_between_the_select_and_the_delete_of_a_settle(db: Db) {
         let dying = Outcome::Fatal(Failure::retry("x", "x"));
         let rescue = async {
             if other.fence(node, 0).await.unwrap() {
-                other.rescue(&slices(), NOW, 10).await.unwrap();
+                other.rescue(&lanes(), NOW, 10).await.unwrap();
             }
         };
         let (settled, ()) = tokio::join!(end(&db.store, &task, dying, NOW), rescue);

@@ -288,6 +288,7 @@ async fn write(shared: &Arc<Shared>, ready: Vec<(Append, Entry, Outcome)>, locks
         }
         Err(e) => {
             appends.iter().flat_map(|a| &a.tasks).for_each(|task| inserter::withdraw_offer(shared, task));
+            shared.doubts.answer_was_lost();
             fail(shared, ready.into_iter().map(|(entry, _)| entry).collect(), locks, &e).await
         }
     }
