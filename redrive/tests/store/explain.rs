@@ -37,6 +37,7 @@ async fn hot_statements_use_their_indexes_with_100_000_rows(db: Db) {
                 "USING COVERING INDEX retry_task_scan (lane=? AND shard=? AND next_retry_time>? AND next_retry_time<?)"
             }
             (Kind::Sqlite, false) => "USING INTEGER PRIMARY KEY (rowid=?)",
+            (Kind::Postgres, true) if name == "rescue" => "Index Scan on retry_task_scan", // it reads all that is due: a bitmap will do
             (Kind::Postgres, true) => "Index Scan using retry_task_scan",
             (Kind::Postgres, false) => "Index Scan using retry_task_pkey",
             (Kind::MySql, true) => "\"key\": \"retry_task_scan\"",
