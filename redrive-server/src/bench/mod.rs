@@ -7,6 +7,7 @@
 
 mod cluster;
 mod gate;
+mod hosts;
 mod http;
 mod ours;
 mod raw;
@@ -79,6 +80,9 @@ enum Scenario {
     /// `--tasks` for a target that is down and a thousand for one that is not: what its gate costs while it is open, and how they go
     /// when it is back. On PostgreSQL.
     Gate,
+    /// `--tasks` that wait, of ten thousand hosts, on one node: its memory, its longest sweep, and how long a task of a new host waits. On
+    /// PostgreSQL.
+    Hosts,
     /// `--tasks` sagas of three steps, started by 512 callers; there is no raw limit for them.
     Sagas,
     /// What the process takes in memory while it holds a million tasks that are due soon (Linux; best alone).
@@ -167,6 +171,7 @@ impl Bench {
             }
             Scenario::Sagas => all.push(self.sagas(store, raw).await?),
             Scenario::Gate => all.extend(self.gate(store, raw).await?),
+            Scenario::Hosts => all.push(self.hosts(store, raw).await?),
             Scenario::Cluster => all.extend(self.cluster(store, raw).await?),
             Scenario::Http => all.extend(self.http(store, raw).await?),
             Scenario::Targets => {
@@ -245,6 +250,14 @@ impl Bench {
             named("healthy, while the others wait", 1_000, seen.healthy),
             named("the others, when it is back", self.tasks, seen.drained),
         ])
+    }
+
+    async fn hosts(&self, store: &redrive::Store, raw: &Raw) -> anyhow::Result<Figures> {
+        let bar = self.progress("filling the table", self.tasks);
+        let seen = hosts::run(store, raw, self.tasks, &bar).await?;
+        line(format!("longest sweep: {:?}", seen.sweep))?;
+        let figures = percentiles("task of a new host among 10,000", self.tasks, vec![seen.delays]);
+        Ok(Figures { memory_mb: Some(seen.megabytes), ..figures })
     }
 
     async fn http(&self, store: &redrive::Store, raw: &Raw) -> anyhow::Result<[Figures; 2]> {

@@ -239,7 +239,7 @@ pub(super) async fn memory(store: &Store, bar: indicatif::ProgressBar) -> anyhow
 }
 
 /// The resident memory of this process, in MB.
-fn resident() -> anyhow::Result<f64> {
+pub(super) fn resident() -> anyhow::Result<f64> {
     let status =
         std::fs::read_to_string("/proc/self/status").context("reading how much memory is in use (Linux only)")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS is missing")?;
