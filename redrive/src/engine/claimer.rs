@@ -299,3 +299,39 @@ impl Shared {
         }
     }
 }
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use std::sync::PoisonError;
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::engine::Engine;
+    use crate::{Context, Store, Verdict};
+
+    async fn by_hand() -> Engine {
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        let handler = |_: Context<'static>, _: u64| async { Ok::<(), Verdict>(()) };
+        Engine::builder(store).register("m", handler).by_hand().start().await.unwrap()
+    }
+
+    /// A lane of which this node has one shard has no second half.
+    #[tokio::test]
+    async fn a_deep_lane_of_one_shard_is_claimed_again_and_again() {
+        let (engine, lane) = (by_hand().await, Lane::of("m"));
+        let shared = &engine.0;
+        shared.gate.store(true, Ordering::Release); // no service moves before the next await
+        shared.owned.write().unwrap_or_else(PoisonError::into_inner).insert(lane, 1 << 5);
+        shared.waiting().deep.insert(lane);
+        for _ in 0..4 {
+            let direct = shared.take_deep(0).expect("there are slots");
+            assert_eq!(direct.slices.iter().map(|slice| slice.shard).collect::<Vec<_>>(), [5]);
+            assert!(shared.take_deep(1).is_none(), "there is nothing to claim beside it");
+            let full = Floors([(5, (direct.limit, Timestamp::EPOCH))].into());
+            shared.end_deep(&direct, &full);
+            (0..direct.reserved).for_each(|_| shared.release(Slot { lane, business: 0 }));
+            assert!(shared.waiting().deep.contains(&lane));
+        }
+        engine.stop().await;
+    }
+}

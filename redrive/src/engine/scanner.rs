@@ -452,4 +452,19 @@ mod tests {
         assert_eq!((look(both()), look(both())), (12 + 32, 0));
         assert_eq!(scanner.crowds_of(&[Slice { lane: Lane(1), shard: 0, from: Timestamp::EPOCH }]).len(), MOST_CROWDS);
     }
+
+    #[cfg(feature = "sqlite")]
+    #[tokio::test]
+    async fn what_is_known_of_a_host_is_forgotten_when_it_has_no_tasks() {
+        let store = crate::Store::open("sqlite::memory:").await.unwrap();
+        let handler = |_: crate::Context<'static>, _: u64| async { Ok::<(), crate::Verdict>(()) };
+        let engine = crate::Engine::builder(store).register("m", handler).by_hand().start().await.unwrap();
+        let (gone, method) = (Lane(-5), Lane::of("m"));
+        for lane in [gone, method] {
+            engine.0.waiting().known.insert((lane, 0), Timestamp::EPOCH);
+        }
+        engine.0.forget_floors();
+        assert_eq!(engine.0.waiting().known.keys().copied().collect::<Vec<_>>(), [(method, 0)]);
+        engine.stop().await;
+    }
 }

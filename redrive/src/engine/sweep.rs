@@ -232,3 +232,25 @@ impl Shared {
 fn some(lanes: &[LaneShards]) -> impl Iterator<Item = &[LaneShards]> {
     lanes.chunks(if lanes.len() <= FEW_LANES { 1 } else { LANES })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A doubt ends with a pass that found nothing and began late enough.
+    #[test]
+    fn a_doubt_ends_with_a_late_pass_that_finds_nothing() {
+        let (none, one) = (Found::default(), Found { orphans: 1, strays: 0 });
+        let (early, late) = (Duration::from_secs(5), Duration::from_secs(90));
+        let doubts = Doubts::default();
+        let is_left = |doubts: &Doubts| (doubts.look().nodes.is_some(), doubts.look().answer.is_some());
+        doubts.ended(none, |_| early, late);
+        assert_eq!(is_left(&doubts), (true, true), "something may still be on its way");
+        doubts.ended(one, |_| late, late);
+        assert_eq!(is_left(&doubts), (true, false), "there may be more");
+        doubts.ended(none, |_| late, late);
+        assert_eq!(is_left(&doubts), (false, false));
+        doubts.answer_was_lost();
+        assert_eq!(is_left(&doubts), (false, true));
+    }
+}

@@ -14,6 +14,7 @@ stores_and_months!(
     parts_that_others_enqueue_are_found,
     a_part_has_limits_of_its_own,
     a_pause_holds_for_all_parts,
+    hundreds_of_parts_are_read_as_a_whole,
 );
 
 fn config() -> EngineConfig {
@@ -81,6 +82,25 @@ async fn parts_that_others_enqueue_are_found(db: Db) {
         db.store.insert(tasks, db.store.now().await.unwrap()).await.unwrap();
         calls_of(&mut calls, 10).await;
     }
+    engine.stop().await;
+    assert_eq!(db.count("retry_task").await, 0);
+}
+
+/// More than are read by their slices; one of them has much, one is enqueued later.
+async fn hundreds_of_parts_are_read_as_a_whole(db: Db) {
+    let now = db.store.now().await.unwrap();
+    let small = (0..600).map(|n| of(&format!("host{}", n % 300), n));
+    let large = (600..1_000).map(|n| of("large", n));
+    db.store.insert(small.chain(large).collect(), now).await.unwrap();
+    let (builder, mut calls) = builder(db.another().await, &Arc::new(Semaphore::new(0)));
+    let engine = builder.start().await.unwrap();
+    let mut seen = calls_of(&mut calls, 1_000).await;
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len(), 1_000, "each once");
+    let later = (0..200).map(|n| of(&format!("host{n}"), n)).chain([of("late", 0)]).collect();
+    db.store.insert(later, db.store.now().await.unwrap()).await.unwrap();
+    assert!(calls_of(&mut calls, 201).await.contains(&"late 0".into()));
     engine.stop().await;
     assert_eq!(db.count("retry_task").await, 0);
 }

@@ -16,7 +16,7 @@ layouts!(
     a_rescue_reads_only_its_slices,
     a_node_that_was_forgotten_is_rescued_from_too,
     a_backlog_behind_the_running_tasks_is_not_in_the_way,
-    what_lies_behind_a_backlog_is_found_by_a_look_at_all_of_it,
+    what_lies_behind_a_backlog_is_found,
     one_that_the_database_refuses_does_not_keep_the_others_from_being_taken_back,
     nor_does_one_whose_row_somebody_holds,
 );
@@ -113,15 +113,18 @@ async fn a_backlog_behind_the_running_tasks_is_not_in_the_way(db: Db) {
 }
 
 /// Its business id had its turn before the others', which had reached their limit.
-async fn what_lies_behind_a_backlog_is_found_by_a_look_at_all_of_it(db: Db) {
+async fn what_lies_behind_a_backlog_is_found(db: Db) {
     let victim = node(&db.store).await;
     add(&db.store, new(0).business("order", "1").at(later(5))).await;
     let task = claim_all(&db.store, victim, later(6)).await.tasks.pop().unwrap();
     let crowd = (1..400).map(|n| new(n).business("order", "1")).collect();
     db.store.insert(crowd, NOW).await.unwrap();
+    let held = db.store.held_by(&lanes(), victim, later(9), later(9), 10).await.unwrap();
+    assert_eq!(held.iter().map(|task| task.id).collect::<Vec<_>>(), [task.id], "by a node that looks for strays");
     assert!(db.store.fence(victim, 0).await.unwrap());
-    let rescued = db.store.rescue(&lanes(), later(9), 10).await.unwrap().tasks;
-    assert_eq!(rescued.iter().map(|(task, _)| task.id).collect::<Vec<_>>(), [task.id]);
+    let rescued = db.store.rescue(&lanes(), later(9), 10).await.unwrap();
+    assert_eq!(rescued.tasks.iter().map(|(task, _)| task.id).collect::<Vec<_>>(), [task.id], "by a rescue");
+    assert_eq!(rescued.left, 0);
 }
 
 async fn one_that_the_database_refuses_does_not_keep_the_others_from_being_taken_back(db: Db) {
