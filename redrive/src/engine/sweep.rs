@@ -125,7 +125,7 @@ impl Sweeper {
                 Ok(found) if found.orphans + found.strays > 0 => shared.look_again(),
                 Ok(_) => {}
                 Err(e) => {
-                    tracing::warn!(error = %e, "looking for tasks that nobody ends failed; trying again at the next sweep")
+                    tracing::warn!(error = %e, "looking for tasks that nobody ends failed; trying again at the next sweep");
                 }
             }
             self.last = Some((Stopwatch::start(), begun.elapsed()));
