@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `redrive_enqueued`, `redrive_claimed`, `redrive_started`, `redrive_done`, `redrive_failed`, `redrive_postponed`, `redrive_cancelled`, `redrive_dead`, `redrive_rescued`, `redrive_lost` | counters by `method`; those that this node does not handle are `other` |
 //! | `redrive_start_lag_seconds`, `redrive_attempt_seconds` | histograms by `method`: from due to started, from started to ended |
+//! | `redrive_sweep_seconds` | histogram: time of one sweep |
 //! | `redrive_insert_batch`, `redrive_scan_rows`, `redrive_claim_batch`, `redrive_settle_batch` | histograms: rows of a statement |
 //! | `redrive_depth`, `redrive_lag_seconds`, `redrive_oldest_due_seconds` | gauges by `method`, from one node of the cluster; 0, 0 and NaN from the others. Of those that no node handles, the first 100, the rest as `other` |
 //! | `redrive_dead_letters` | gauge by `reason`: letters that wait for a person, from one node of the cluster |
