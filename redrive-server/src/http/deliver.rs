@@ -69,17 +69,19 @@ const KEEP_IDLE: Duration = Duration::from_secs(45);
 
 /// Requests without a target that one host gets at once from one node.
 const EACH_HOST: usize = 100;
+/// As many of them a host gets until it has answered: hosts that hang must not take all places of a node.
+const NEW_HOST: usize = 10;
 
 impl HttpDelivery {
     /// Under these settings.
     pub fn new(settings: &Settings) -> Result<Self> {
         let HttpSettings { allow, max_redirects, gate, .. } = &settings.http;
         let target = |(name, target): (&String, _)| Ok((name.clone(), Target::new(name, target)?));
-        let tls = tls()?;
+        let (tls, guard) = (tls()?, Guard::new(allow));
         Ok(Self(Arc::new(Shared {
             targets: settings.targets.iter().map(target).collect::<Result<_>>()?,
-            public: Route::new(Guard::new(allow), tls.clone())?,
-            private: Route::new(Guard::new(allow).allow_private(), tls)?,
+            public: Route::new(guard.clone(), tls.clone())?,
+            private: Route::new(guard.allow_private(), tls)?,
             max_redirects: *max_redirects,
             gate: gate.clone(),
         })))
@@ -89,7 +91,7 @@ impl HttpDelivery {
     /// name, with its limits.
     pub fn install(self, builder: Builder) -> Builder {
         // By host: each has its turn, and its share.
-        let each = MethodOptions::default().concurrency(EACH_HOST).gate(self.0.gate.clone());
+        let each = MethodOptions::default().concurrency(EACH_HOST).unproven(NEW_HOST).gate(self.0.gate.clone());
         let plain = builder.handler_as::<HttpCall>(METHOD, each).split(METHOD);
         let with = |builder: Builder, target: &Target| {
             let mut limits = target.limits();

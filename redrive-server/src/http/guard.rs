@@ -1,10 +1,11 @@
 //! Which addresses may be called: those that everybody can reach. Whoever can enqueue a task could otherwise make this server
 //! call what only it can reach: a cloud's metadata service, a database's admin page, itself.
 //!
-//! *State.* None but the settings: networks that are allowed, and whether private ones are (of a target that says so).
+//! *State.* None but the settings: networks that are allowed, and whether private ones are (of a target that says so). Names are
+//! resolved by a [`Resolver`], which keeps answers for seconds.
 //!
-//! *Invariants.* What is checked is what is connected to: names are resolved here, once, and the addresses that passed are
-//! handed to the client, which has no other resolver and no proxy. Addresses that stand in a URL, in whatever spelling
+//! *Invariants.* What is checked is what is connected to: whatever addresses a name has, from a lookup or kept from an earlier
+//! one, are checked here, and those that passed are handed to the client, which has no other resolver and no proxy. Addresses that stand in a URL, in whatever spelling
 //! (`2130706433`, `0x7f.1`, `[::ffff:127.0.0.1]`), are checked after the URL parser has made numbers of them. Every redirect
 //! is checked like the first address. An IPv6 address that carries an IPv4 one is judged by that. Connections are kept and
 //! used again by clients that share one guard only, so one that a target may have is never used for others.
@@ -20,11 +21,14 @@ use reqwest::Url;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use url::Host;
 
+use super::resolve::Resolver;
+
 /// Says which addresses may be called.
 #[derive(Clone, Debug)]
 pub struct Guard {
     allow: Arc<[Network]>,
     allow_private: bool,
+    resolver: Resolver,
 }
 
 /// An address that must not be called.
@@ -60,7 +64,7 @@ pub(super) struct Unresolved {
 impl Guard {
     /// Only public addresses, and these networks.
     pub fn new(allow: &[Network]) -> Self {
-        Self { allow: allow.into(), allow_private: false }
+        Self { allow: allow.into(), allow_private: false, resolver: Resolver::system() }
     }
 
     /// Private and loopback addresses, too. Link-local ones are still refused: clouds have their metadata there.
@@ -118,9 +122,9 @@ impl Resolve for Guard {
         let guard = self.clone();
         Box::pin(async move {
             let host = name.as_str();
-            let found = tokio::net::lookup_host((host, 0)).await;
-            let found = found.map_err(|e| Unresolved { host: host.to_owned(), why: e.to_string() })?;
-            Ok(Box::new(guard.allowed(host, found)?.into_iter()) as Addrs)
+            let found = guard.resolver.find(host).await;
+            let found = found.map_err(|why| Unresolved { host: host.to_owned(), why })?;
+            Ok(Box::new(guard.allowed(host, found.into_iter())?.into_iter()) as Addrs)
         })
     }
 }

@@ -5,6 +5,7 @@
 //! | `request` | what is asked for and stored as a task's params |
 //! | `target` | named targets: where a request goes, and the secrets that go along and are stored nowhere |
 //! | `guard` | which addresses may be called |
+//! | `resolve` | the addresses of names, of which those that do not answer hold up no others |
 //! | `redirect` | what becomes of an answer that names another address |
 //! | `headers` | what is sent beside what the caller says: signature, idempotency key, fence |
 //! | `answer` | what came back, bounded |
@@ -21,6 +22,7 @@ mod guard;
 mod headers;
 mod redirect;
 mod request;
+mod resolve;
 mod target;
 
 pub use answer::Answer;

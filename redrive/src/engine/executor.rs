@@ -197,6 +197,9 @@ impl Shared {
             let took = started.elapsed();
             shared.signals.ended(&task, took);
             shared.end_call(&task, pass, &ended.outcome, took);
+            if task.lane.0 < 0 && is_answer(&ended.outcome) {
+                shared.limits().note_answer(task.lane);
+            }
             shared.finish(task, ended);
         };
         let (shared, held) = (self.clone(), held);
@@ -251,6 +254,21 @@ impl Shared {
         self.running().clear();
         self.settler.clear();
         self.forget_waiting();
+    }
+}
+
+/// Failures of which nobody knows whether anybody is there.
+const UNANSWERED: [&str; 6] = ["timeout", "connect", "dns", "tls", "refused_address", "panic"];
+
+/// Returns whether what a task calls has answered, however.
+fn is_answer(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Done | Outcome::Fatal(_) | Outcome::Snooze(_) | Outcome::Cancel => true,
+        Outcome::Failed(failure) => {
+            let kind = failure.kind.as_str();
+            !UNANSWERED.contains(&kind.split('.').next().unwrap_or(kind))
+        }
+        Outcome::GivenBack | Outcome::Undecodable(_) | Outcome::Sealed(_) | Outcome::Crashed => false,
     }
 }
 

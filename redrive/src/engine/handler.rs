@@ -139,6 +139,9 @@ pub(crate) struct Handler {
 pub struct MethodOptions {
     /// How many of its tasks run at once on this node. Default: as many as the node has room for.
     pub concurrency: Option<usize>,
+    /// Of a method that is split, how many tasks of one part run at once on this node until the part has answered. Each answer raises
+    /// that by one, up to `concurrency`. All parts that have never answered share half of the node's room. Default: no such limit.
+    pub unproven: Option<usize>,
     /// How many of its tasks of one business id run at once, on all nodes together. Default: any number.
     pub per_business: Option<usize>,
     /// How many of its tasks start in a time, on all nodes together. Default: any number.
@@ -160,6 +163,12 @@ impl MethodOptions {
     /// At most so many of its tasks at once on this node.
     pub fn concurrency(mut self, most: usize) -> Self {
         self.concurrency = Some(most);
+        self
+    }
+
+    /// At most so many tasks of one part at once on this node until the part has answered; each answer raises that by one.
+    pub fn unproven(mut self, most: usize) -> Self {
+        self.unproven = Some(most);
         self
     }
 

@@ -56,6 +56,8 @@ pub(crate) enum Reserved {
 pub(crate) struct Limits {
     most: usize,
     taken: usize,
+    /// Slots of parts that have never answered.
+    unproven: usize,
     lanes: HashMap<Lane, LaneLimits>,
     split: Split,
     /// Parts that have limits of their own.
@@ -66,6 +68,8 @@ pub(crate) struct Limits {
 struct LaneLimits {
     options: MethodOptions,
     taken: usize,
+    /// Attempts that were answered.
+    answers: usize,
     businesses: HashMap<u32, usize>,
     /// Of a business id, what runs elsewhere.
     elsewhere: HashMap<u32, usize>,
@@ -97,6 +101,7 @@ impl LaneLimits {
     fn new(options: MethodOptions, now: Timestamp) -> Self {
         Self {
             taken: 0,
+            answers: 0,
             businesses: HashMap::new(),
             elsewhere: HashMap::new(),
             nodes: 1,
@@ -111,7 +116,7 @@ impl LaneLimits {
 impl Limits {
     pub(crate) fn new(most: usize, methods: impl Iterator<Item = (Lane, MethodOptions)>, now: Timestamp) -> Self {
         let lanes = methods.map(|(lane, options)| (lane, LaneLimits::new(options, now))).collect();
-        Self { most, taken: 0, lanes, split: Split::default(), parts: HashMap::new() }
+        Self { most, taken: 0, unproven: 0, lanes, split: Split::default(), parts: HashMap::new() }
     }
 
     /// With these methods split, and these parts of them under limits of their own.
@@ -144,15 +149,33 @@ impl Limits {
         let Some(lane) = self.lanes.get_mut(&slot.lane).filter(|_| self.taken < self.most) else {
             return Reserved::NotThisLane;
         };
+        let is_unproven = lane.is_unproven();
+        if is_unproven && self.unproven >= self.most.div_ceil(2) {
+            return Reserved::NotThisLane;
+        }
         let reserved = lane.reserve(slot.business, now);
-        self.taken += usize::from(reserved == Reserved::Yes);
+        if reserved == Reserved::Yes {
+            self.taken += 1;
+            self.unproven += usize::from(is_unproven);
+        }
         reserved
     }
 
     /// Gives a slot back. `true`: others of its business id may have waited for that.
     pub(crate) fn release(&mut self, slot: Slot) -> bool {
         self.taken = self.taken.saturating_sub(1);
-        self.lanes.get_mut(&slot.lane).is_some_and(|lane| lane.release(slot.business))
+        let Some(lane) = self.lanes.get_mut(&slot.lane) else { return false };
+        self.unproven = self.unproven.saturating_sub(usize::from(lane.is_unproven()));
+        lane.release(slot.business)
+    }
+
+    /// A part has answered an attempt that has a slot: it may have more of them.
+    pub(crate) fn note_answer(&mut self, lane: Lane) {
+        let Some(lane) = self.lanes.get_mut(&lane) else { return };
+        if lane.is_unproven() {
+            self.unproven = self.unproven.saturating_sub(lane.taken);
+        }
+        lane.answers = lane.answers.saturating_add(1);
     }
 
     pub(crate) fn taken(&self) -> usize {
@@ -255,11 +278,11 @@ impl Limits {
 
     /// Whether a lane has limits for which its tasks must be seen one by one, or that leave so little room that it is as well.
     pub(crate) fn is_tight(&self, lane: Lane) -> bool {
-        let tight = |o: &MethodOptions| {
-            o.per_business.is_some() || o.rate.is_some() || o.concurrency.is_some_and(|most| most < usize::from(SHARDS))
+        let tight = |lane: &LaneLimits| {
+            let o = &lane.options;
+            o.per_business.is_some() || o.rate.is_some() || lane.most().is_some_and(|most| most < usize::from(SHARDS))
         };
-        let known = self.lanes.get(&lane).or_else(|| self.lanes.get(&self.split.method_of(lane)));
-        known.is_none_or(|lane| tight(&lane.options))
+        self.known(lane).is_none_or(tight)
     }
 
     /// The lanes that have a limit for each business id.
@@ -283,6 +306,16 @@ impl Limits {
 }
 
 impl LaneLimits {
+    /// How many of its tasks may run at once.
+    fn most(&self) -> Option<usize> {
+        let proven = self.options.unproven.map(|first| first.saturating_add(self.answers));
+        [proven, self.options.concurrency].into_iter().flatten().min()
+    }
+
+    fn is_unproven(&self) -> bool {
+        self.options.unproven.is_some() && self.answers == 0
+    }
+
     fn has_room(&mut self, now: Timestamp) -> bool {
         let tokens = self.bucket.as_mut().is_none_or(|bucket| bucket.has(now));
         let passes = match self.passage {
@@ -291,7 +324,7 @@ impl LaneLimits {
             Passage::Probes(n, _) => n > 0,
             Passage::Ramp(since, probes) => self.taken < ramp(probes, now.since(since)),
         };
-        tokens && passes && !self.paused && self.options.concurrency.is_none_or(|most| self.taken < most)
+        tokens && passes && !self.paused && self.most().is_none_or(|most| self.taken < most)
     }
 
     fn reserve(&mut self, business: u32, now: Timestamp) -> Reserved {
@@ -394,7 +427,8 @@ impl MethodOptions {
     /// All that is wrong with them.
     pub(crate) fn check(&self, method: &str, problems: &mut Problems) {
         let positive = |n: Option<usize>| n.is_none_or(|n| n > 0);
-        problems.require(positive(self.concurrency) && positive(self.per_business), method, || {
+        let limits = [self.concurrency, self.unproven, self.per_business];
+        problems.require(limits.into_iter().all(positive), method, || {
             "a limit of 0 would let nothing run; pause the method instead".into()
         });
         let rate = self.rate.is_none_or(|rate| rate.tasks > 0 && !rate.per.is_zero() && rate.per <= LONGEST);
@@ -406,6 +440,32 @@ impl MethodOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_part_that_has_never_answered_has_few_slots_and_all_such_parts_half_of_the_node() {
+        let now = Timestamp::EPOCH;
+        let options = MethodOptions::default().concurrency(8).unproven(2);
+        let lane = |n| Lane::part("http", &format!("host-{n}"));
+        let all = (0..9).map(|n| (lane(n), options.clone()));
+        let mut limits = Limits::new(12, all, now);
+        let taken = |limits: &mut Limits, n| {
+            let slot = Slot { lane: lane(n), business: 0 };
+            std::iter::repeat_with(|| limits.reserve(slot, now)).take_while(|r| *r == Reserved::Yes).count()
+        };
+        assert!(limits.is_tight(lane(0)));
+        assert_eq!([0, 1, 2, 3].map(|n| taken(&mut limits, n)), [2, 2, 2, 0], "6 of 12");
+        limits.note_answer(lane(0));
+        assert_eq!(taken(&mut limits, 0), 1, "one more for each answer");
+        assert_eq!(taken(&mut limits, 3), 2, "and its slots are not of the others' half any more");
+        for _ in 0..100 {
+            limits.note_answer(lane(0));
+        }
+        assert_eq!(taken(&mut limits, 0), 12 - 9, "up to all that is left");
+        for n in [0, 0, 0, 1, 2, 3] {
+            limits.release(Slot { lane: lane(n), business: 0 });
+        }
+        assert_eq!((limits.unproven, limits.taken()), (3, 6));
+    }
 
     const LANE: Lane = Lane(1);
     const START: Timestamp = Timestamp::from_millis(1_000_000);
