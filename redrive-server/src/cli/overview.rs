@@ -26,6 +26,7 @@ impl Run for Overview {
         details(&[
             ("waiting", count(&all, "pending")),
             ("running", count(&all, "running")),
+            ("oldest attempt", when(&all, "oldest_running", out.now)),
             ("dead letters", count(&all, "dead") + &reasons(&all)),
             ("in the archive", count(&all, "archived")),
         ])?;

@@ -148,7 +148,7 @@ fn figures(seen: &Seen, minutes: &[Moment], w: &Words, now: Timestamp) -> Vec<Fi
         plain(w.rate_done, per_minute(|m| m.done), w.per_minute.into(), "/tasks"),
         plain(w.rate_failed, per_minute(|m| m.failed), w.per_minute.into(), "/tasks"),
         warn(is_late, "warn", plain(w.due_now, html::count(seen.counts.due), more, "/tasks?due=now")),
-        plain(w.waiting, html::count(o.pending), fill(w.running_n, &[&html::count(o.running)]), "/tasks"),
+        plain(w.waiting, html::count(o.pending), running(o, w), "/tasks"),
         warn(
             o.dead.n > 0,
             "bad",
@@ -157,6 +157,15 @@ fn figures(seen: &Seen, minutes: &[Moment], w: &Words, now: Timestamp) -> Vec<Fi
         warn(open > 0, "bad", plain(w.gates_open, open.to_string(), String::new(), "/gates")),
         warn(alive == 0, "bad", plain(w.nodes_alive, alive.to_string(), String::new(), "/nodes")),
     ]
+}
+
+/// How many attempts run, and since when the oldest of them does.
+fn running(o: &Overview, w: &Words) -> String {
+    let running = fill(w.running_n, &[&html::count(o.running)]);
+    match o.oldest_running {
+        Some(since) => format!("{running}, {} {}", w.oldest, html::ago(since)),
+        None => running,
+    }
 }
 
 /// How many in a minute, over the last few.

@@ -175,6 +175,9 @@ enum ExactnessShape {
 pub(super) struct OverviewShape {
     pending: CountShape,
     running: CountShape,
+    /// When the oldest attempt that still runs was begun.
+    #[schema(format = DateTime)]
+    oldest_running: Option<String>,
     dead: CountShape,
     /// Pairs of a reason and a count.
     #[schema(value_type = Vec<Vec<Value>>)]

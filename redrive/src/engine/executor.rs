@@ -1,5 +1,6 @@
 //! Attempts: each a tokio task that runs a handler and hands its outcome to the settler.
 
+use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use tracing::Instrument;
 
 use crate::call_error::no_result;
 use crate::classify::{Failure, Kind};
-use crate::clock::{Stopwatch, pause};
+use crate::clock::{Stopwatch, Timestamp, pause};
 use crate::context::{Context, Words};
 use crate::crypt::{is_sealed, open};
 use crate::id::{IdMap, TaskId};
@@ -117,6 +118,20 @@ impl Running {
         if let Some((_, Held::Executing { cancel, .. })) = self.tasks.get(&id) {
             cancel.cancel();
         }
+    }
+
+    /// Since when the oldest attempt of each method runs.
+    pub(super) fn oldest_by_method(&self) -> HashMap<String, Timestamp> {
+        let mut oldest: HashMap<String, Timestamp> = HashMap::new();
+        for (_, held) in self.tasks.values() {
+            let Held::Executing { task, .. } = held else { continue };
+            let Some(since) = task.locked_at else { continue };
+            match oldest.get_mut(&task.method) {
+                Some(first) => *first = since.min(*first),
+                None => _ = oldest.insert(task.method.clone(), since),
+            }
+        }
+        oldest
     }
 
     /// The tasks whose handlers run.

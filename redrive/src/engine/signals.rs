@@ -8,6 +8,7 @@
 //! | `redrive_sweep_seconds` | histogram: time of one sweep |
 //! | `redrive_insert_batch`, `redrive_scan_rows`, `redrive_claim_batch`, `redrive_settle_batch` | histograms: rows of a statement |
 //! | `redrive_depth`, `redrive_lag_seconds`, `redrive_oldest_due_seconds` | gauges by `method`, from one node of the cluster; 0, 0 and NaN from the others. Of those that no node handles, the first 100, the rest as `other` |
+//! | `redrive_oldest_attempt_seconds` | gauge by `method`: for how long the oldest attempt has been running on this node; 0 if none is |
 //! | `redrive_dead_letters` | gauge by `reason`: letters that wait for a person, from one node of the cluster |
 //! | `redrive_tables_past_retention` | gauge: monthly tables that are kept because of tasks in them |
 //! | `redrive_view_age_seconds` | gauge: how old this node's view of the others is |

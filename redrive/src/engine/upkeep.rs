@@ -30,6 +30,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
             () = pause(EVERY) => {}
             () = shared.stopping.cancelled() => return,
         }
+        shared.report_attempts();
         if !shared.me.may_work() {
             continue;
         }
@@ -108,6 +109,15 @@ impl Shared {
         if !rotated.kept.is_empty() {
             let tables = rotated.kept.join(", ");
             tracing::info!(tables, "past retention, but there are tasks in them that have not ended: kept");
+        }
+    }
+
+    /// For how long the oldest attempt of each method has been running here.
+    fn report_attempts(&self) {
+        let (oldest, now) = (self.running().oldest_by_method(), self.clock.now());
+        for method in self.handlers.keys() {
+            let age = oldest.get(method).map_or(Duration::ZERO, |since| now.since(*since));
+            metrics::gauge!("redrive_oldest_attempt_seconds", "method" => method.clone()).set(age.as_secs_f64());
         }
     }
 

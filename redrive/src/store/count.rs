@@ -72,6 +72,8 @@ pub struct Overview {
     pub pending: Count,
     /// Tasks that run.
     pub running: Count,
+    /// When the oldest attempt that still runs was begun. If there are too many tasks to count, of those that were looked at.
+    pub oldest_running: Option<Timestamp>,
     /// Dead letters.
     pub dead: Count,
     /// The same by reason; reasons that there are.
@@ -105,6 +107,20 @@ impl Count {
     }
 }
 
+/// Tasks that run, and since when the first of them does.
+#[derive(Clone, Copy, Debug, Default)]
+struct Runs {
+    count: Count,
+    oldest: Option<Timestamp>,
+}
+
+impl Runs {
+    fn and(self, other: Self) -> Self {
+        let oldest = [self.oldest, other.oldest].into_iter().flatten().min();
+        Self { count: self.count + other.count, oldest }
+    }
+}
+
 impl Add for Count {
     type Output = Self;
     fn add(self, other: Self) -> Self {
@@ -115,11 +131,12 @@ impl Add for Count {
 impl Store {
     /// What there is, for a dashboard. It reads at most [`MOST_EXACT`] rows of each table, method and reason, by an index.
     pub async fn overview(&self) -> Result<Overview> {
-        let (tasks, running) = self.count_tasks().await?;
+        let (tasks, run) = self.count_tasks().await?;
         let (dead, dead_by_reason) = self.count_dead().await?;
         Ok(Overview {
-            pending: tasks.less(running),
-            running,
+            pending: tasks.less(run.count),
+            running: run.count,
+            oldest_running: run.oldest,
             dead,
             dead_by_reason,
             methods: self.count_methods(tasks).await?,
@@ -128,41 +145,49 @@ impl Store {
     }
 
     /// All tasks, and those of them that run.
-    async fn count_tasks(&self) -> Result<(Count, Count)> {
-        let (mut all, mut running) = (Count::default(), Count::default());
+    async fn count_tasks(&self) -> Result<(Count, Runs)> {
+        let (mut all, mut runs) = (Count::default(), Runs::default());
         for table in self.tables().all() {
             let counted = retrying!(self.pools(), Use::Read, Scope::Statement, "counting tasks", |c, _| {
                 let here = total(c, table).await?;
                 if here.is_estimate() {
                     return Ok((here, None));
                 }
-                let sql = format!("SELECT COUNT(*) FROM {table} WHERE status = 1");
-                Ok((here, Some(Count::exact(number(c, sql).await?))))
+                let sql = format!("SELECT COUNT(*), MIN(locked_at) FROM {table} WHERE status = 1");
+                let row = c.row(query(sql)).await?.ok_or(sqlx::Error::RowNotFound)?;
+                let mut columns = row.columns();
+                let count = Count::exact(columns.int()?.unsigned_abs());
+                Ok((here, Some(Runs { count, oldest: columns.opt_int()?.map(Timestamp::from_millis) })))
             });
-            let (here, runs) = self.learn_from(counted).await?;
+            let (here, found) = self.learn_from(counted).await?;
             all = all + here;
-            running = running + runs.unwrap_or(Count { n: 0, exactness: Exactness::Estimate });
+            runs =
+                runs.and(found.unwrap_or(Runs { count: Count { n: 0, exactness: Exactness::Estimate }, oldest: None }));
         }
-        match running.is_estimate() {
+        match runs.count.is_estimate() {
             true => Ok((all, self.count_running().await?)),
-            false => Ok((all, running)),
+            false => Ok((all, runs)),
         }
     }
 
     /// Running tasks stand at the head of what is due in their lane and shard, so that is where they are looked for.
-    async fn count_running(&self) -> Result<Count> {
+    async fn count_running(&self) -> Result<Runs> {
         let wanted = Wanted::AtHead("x.status = 1", Vec::new());
-        let mut running = 0;
+        let mut runs = Runs::default();
         for lane in self.count_lanes().await? {
             for (table, slices) in self.tables().reading(&all_shards(lane.lane)) {
                 let found = retrying!(self.pools(), Use::Read, Scope::Statement, "counting running tasks", |c, _| {
-                    Ok(read_slices(c, table, &slices, "t.id", &wanted, Timestamp::MAX, 256, Row::int).await?.len()
-                        as u64)
+                    let since = |row: &Row| row.columns().opt_int();
+                    let found =
+                        read_slices(c, table, &slices, "t.locked_at", &wanted, Timestamp::MAX, 256, since).await?;
+                    let oldest = found.iter().flatten().min().map(|since| Timestamp::from_millis(*since));
+                    Ok(Runs { count: Count::exact(found.len() as u64), oldest })
                 });
-                running += self.learn_from(found).await?;
+                runs = runs.and(self.learn_from(found).await?);
             }
         }
-        Ok(Count { n: running, exactness: Exactness::Estimate })
+        runs.count.exactness = Exactness::Estimate;
+        Ok(runs)
     }
 
     /// All dead letters, and those of each reason that there are.

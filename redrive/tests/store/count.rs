@@ -35,6 +35,7 @@ async fn an_overview_counts_everything(db: Db) {
     db.store.pause("other", None, NOW).await.unwrap();
     let seen = overview(&db).await;
     assert_eq!((seen.pending, seen.running), (exact(4 + 1), exact(2)));
+    assert_eq!((empty.oldest_running, seen.oldest_running), (None, running[1].locked_at));
     assert_eq!((seen.dead, seen.archived), (exact(2), exact(1)));
     assert_eq!(seen.dead_by_reason, [(DeadReason::FailedByHand, exact(2))]);
     let of = |name: &str| seen.methods.iter().find(|m| m.method == name).unwrap();
