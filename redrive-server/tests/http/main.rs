@@ -498,6 +498,38 @@ async fn of_a_hundred_hosts_one_that_hangs_holds_up_nobody_else() {
     engine.stop().await;
 }
 
+/// They have more waiting than there are places on the node, and each of them less than its share.
+#[tokio::test]
+async fn hosts_that_have_never_answered_leave_room_for_one_that_has() {
+    let room = 40;
+    let toml = format!("{LOOPBACK}[engine]\nconcurrency = {room}\ngrace = '100ms'\n[defaults]\ntimeout = '10m'");
+    let settings = Settings::parse(&toml, [].into_iter()).unwrap();
+    let delivery = HttpDelivery::new(&settings).unwrap();
+    let builder = Engine::builder(Store::open("sqlite::memory:").await.unwrap()).settings(settings);
+    let engine = delivery.clone().install(builder).start().await.unwrap();
+    let to = |service: &Service, path: &str| HttpCall::new(&delivery, HttpRequest::post(service.url(path))).unwrap();
+
+    let good = Service::start().await;
+    engine.enqueue(to(&good, "/echo")).await.unwrap();
+    good.wait_for(1).await;
+    let mut bad = Vec::new();
+    for _ in 0..10 {
+        bad.push(Service::start().await);
+    }
+    engine.enqueue_many(bad.iter().flat_map(|bad| (0..8).map(|_| to(bad, "/hang")))).await.unwrap();
+    let begun = || bad.iter().map(|bad| bad.seen().len()).sum::<usize>();
+    let all_that_may = async {
+        while begun() < room / 2 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), all_that_may).await.expect("half of the node is theirs");
+    engine.enqueue_many((0..30).map(|_| to(&good, "/echo"))).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(60), good.wait_for(31)).await.expect("it waits for those that hang");
+    assert_eq!(begun(), room / 2);
+    engine.stop().await;
+}
+
 /// HMAC-SHA256 as RFC 2104 has it, written out.
 fn hmac_sha256(key: &[u8], text: &[u8]) -> Vec<u8> {
     use sha2::Digest;
