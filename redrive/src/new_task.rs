@@ -313,6 +313,7 @@ impl NewTask {
             origin_id: self.origin_id,
             created_by: self.created_by,
             updated_by: None,
+            undecodable: None,
         })
     }
 }

@@ -59,7 +59,7 @@ pub enum DeadReason {
     FailedByHand,
     /// Too many nodes died while they held it.
     Crashed,
-    /// Its params could not be read.
+    /// Its params could not be read, or its row.
     Undecodable,
 }
 
@@ -147,6 +147,9 @@ pub struct Change {
 /// # Ok::<(), redrive::Error>(())
 /// ```
 pub fn settle(task: &Task, outcome: &Outcome, now: Timestamp, random: f64) -> Change {
+    if task.undecodable.is_some() {
+        return give_up(task, DeadReason::Undecodable);
+    }
     let change = match outcome {
         Outcome::Done => task.unchanged(To::Done),
         Outcome::Failed(failure) => failed(task, failure, now, random),
@@ -154,10 +157,7 @@ pub fn settle(task: &Task, outcome: &Outcome, now: Timestamp, random: f64) -> Ch
         Outcome::Snooze(delay) => postponed(task, now + *delay),
         Outcome::Cancel => task.unchanged(To::Cancelled),
         Outcome::GivenBack => task.unchanged(To::Pending { due: task.due }),
-        Outcome::Undecodable(why) => Change {
-            failure: Some(Failure::reject(Kind::UNDECODABLE, why)),
-            ..task.unchanged(To::Dead(DeadReason::Undecodable))
-        },
+        Outcome::Undecodable(why) => undecodable(task, why),
         Outcome::Sealed(why) => {
             let wait = task.unchanged(To::Pending { due: due_within_limit(task, now + SEALED_WAIT) });
             Change { failure: Some(Failure::retry(Kind::SEALED, why)), ..wait }
@@ -169,6 +169,9 @@ pub fn settle(task: &Task, outcome: &Outcome, now: Timestamp, random: f64) -> Ch
 
 /// Why a pending task must not run any more, if so: looked at when it is claimed.
 pub fn spent(task: &Task, now: Timestamp) -> Option<DeadReason> {
+    if task.undecodable.is_some() {
+        return Some(DeadReason::Undecodable);
+    }
     if task.policy.limit(task.created_at).is_some_and(|limit| limit <= now) {
         return Some(DeadReason::Expired);
     }
@@ -177,7 +180,15 @@ pub fn spent(task: &Task, now: Timestamp) -> Option<DeadReason> {
 
 /// The change that ends a task for this reason: a dead letter, or nothing if its policy wants it so.
 pub fn give_up(task: &Task, reason: DeadReason) -> Change {
-    task.unchanged(given_up(task, reason))
+    match &task.undecodable {
+        Some(why) => undecodable(task, why),
+        None => task.unchanged(given_up(task, reason)),
+    }
+}
+
+fn undecodable(task: &Task, why: &str) -> Change {
+    let change = task.unchanged(To::Dead(DeadReason::Undecodable));
+    Change { failure: Some(Failure::reject(Kind::UNDECODABLE, why)), ..change }
 }
 
 /// What becomes of a task that was to be given up because of its limits, now that its policy is another: `task` has it. `None`: it was
@@ -280,7 +291,8 @@ impl Task {
     /// The task as it is after a change: what the store writes, waiting again or as it leaves.
     pub fn after(&self, change: &Change, now: Timestamp) -> Self {
         let mut task = self.clone();
-        task.version = task.version.wrapping_add(1);
+        // What cannot be decoded may have any version, and a dead letter needs none.
+        task.version = if task.undecodable.is_some() { 0 } else { task.version.wrapping_add(1) };
         (task.attempts, task.crashes, task.postponements) = (change.attempts, change.crashes, change.postponements);
         task.updated_at = now;
         if let To::Pending { due } = change.to {
@@ -387,6 +399,19 @@ mod tests {
         let t = task_with(Policy::default());
         let rejected = Outcome::Failed(Failure::reject("invalid_data", "no such card"));
         assert_eq!(settle(&t, &rejected, t.created_at, 0.0).to, To::Dead(DeadReason::Rejected));
+    }
+
+    #[test]
+    fn a_task_whose_row_cannot_be_decoded_is_dead_whatever_came_of_it() {
+        let policy = Policy { on_exhausted: OnExhausted::Drop, ..Policy::default() };
+        let t = Task { undecodable: Some("max_attempts holds -1".into()), ..task_with(policy) };
+        assert_eq!(spent(&t, t.created_at), Some(DeadReason::Undecodable));
+        for outcome in [Outcome::Crashed, Outcome::GivenBack, timeout()] {
+            let change = settle(&t, &outcome, t.created_at, 0.0);
+            assert_eq!(change.to, To::Dead(DeadReason::Undecodable));
+            assert_eq!(change.failure.unwrap().message, "max_attempts holds -1");
+            assert!(!give_up(&t, DeadReason::Expired).is_by_limits());
+        }
     }
 
     #[test]

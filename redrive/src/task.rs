@@ -201,6 +201,9 @@ pub struct Task {
     pub created_by: Option<String>,
     /// Who last changed it by hand.
     pub updated_by: Option<String>,
+    /// The columns of its row that hold values which redrive never writes, and those values. Plain values stand here in
+    /// their places. Such a task is not executed: it becomes a dead letter.
+    pub undecodable: Option<String>,
 }
 
 impl Task {

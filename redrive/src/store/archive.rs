@@ -8,8 +8,9 @@ use crate::settle::DeadReason;
 use crate::task::Task;
 
 use super::db::{Connection, Row, Value};
+use super::decode::Decoder;
 use super::layout::Archive;
-use super::row::{insert_rows, read_columns, time, write_task, written_columns};
+use super::row::{insert_rows, read_columns, write_task, written_columns};
 
 /// How a task ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -120,27 +121,34 @@ pub(super) async fn insert(
 }
 
 pub(super) fn read_archived(row: &Row) -> sqlx::Result<Archived> {
-    let mut c = row.columns();
-    let task = read_columns(&mut c)?;
-    let ended_at = time(&mut c)?.unwrap_or_default();
-    let ended_as = c.text()?;
-    Ok(Archived {
+    let mut columns = row.columns();
+    let task = read_columns(&mut columns)?;
+    let c = &mut Decoder::new(&mut columns);
+    let ended_at = c.time("ended_at").unwrap_or_default();
+    let ended_as = c.text("ended_as");
+    let ended_as = c.name("ended_as", ended_as, EndedAs::ALL.into_iter().find(|e| e.as_str() == ended_as));
+    let dead_reason = c.opt_text("dead_reason");
+    let mut archived = Archived {
         task,
         ended_at,
-        ended_as: EndedAs::ALL
-            .into_iter()
-            .find(|e| e.as_str() == ended_as)
-            .ok_or_else(|| unknown("ended_as", ended_as))?,
-        dead_reason: c.opt_text()?.map(read_reason).transpose()?,
-        result: c.opt_text()?.map(str::to_owned),
-        redriven_as: c.opt_int()?.map(TaskId::from_i64),
-        ended_by: c.opt_text()?.map(str::to_owned),
-        note: c.opt_text()?.map(str::to_owned),
-    })
+        ended_as: ended_as.unwrap_or(EndedAs::Dropped),
+        dead_reason: dead_reason.and_then(|reason| c.name("dead_reason", reason, reason_of(reason))),
+        result: c.opt_text("result_json").map(str::to_owned),
+        redriven_as: c.opt_int("redriven_as").map(TaskId::from_i64),
+        ended_by: c.opt_text("ended_by").map(str::to_owned),
+        note: c.opt_text("note").map(str::to_owned),
+    };
+    c.mark(&mut archived.task);
+    Ok(archived)
+}
+
+/// The reason of this name.
+pub(super) fn reason_of(name: &str) -> Option<DeadReason> {
+    DeadReason::ALL.into_iter().find(|reason| reason.as_str() == name)
 }
 
 pub(super) fn read_reason(name: &str) -> sqlx::Result<DeadReason> {
-    DeadReason::ALL.into_iter().find(|r| r.as_str() == name).ok_or_else(|| unknown("dead_reason", name))
+    reason_of(name).ok_or_else(|| unknown("dead_reason", name))
 }
 
 fn unknown(column: &str, value: &str) -> sqlx::Error {

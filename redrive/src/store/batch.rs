@@ -89,7 +89,7 @@ impl Store {
     }
 
     /// The tasks of these ids that there are.
-    async fn get_many(&self, ids: &[TaskId]) -> Result<Vec<Task>> {
+    pub(super) async fn get_many(&self, ids: &[TaskId]) -> Result<Vec<Task>> {
         let tables = self.tables_for(ids).await?;
         let mut found = Vec::new();
         for (table, ids) in tables.sort(ids.iter().copied(), |id| *id) {

@@ -1,13 +1,18 @@
 //! What a claim returns: the columns that nearly every task needs, and the rest as one JSON value that is NULL for a task
 //! that has nothing there. Every column of every row costs time on both sides, on SQLite an allocation.
 
+use std::time::Duration;
+
+use serde_json::Value as Json;
+
 use crate::clock::Timestamp;
 use crate::id::TaskId;
 use crate::task::{NodeNumber, Status, Task};
 
 use super::db::{Columns, Dialect, Row};
+use super::decode::{Cells, Decoder, quoted};
 use super::hot::Due;
-use super::row::{duration, last_error, read_business, read_policy, stop_request};
+use super::row::{decode_business, decode_max_attempts, last_error, read_policy};
 
 const COMMON: [&str; 9] = [
     "id",
@@ -46,9 +51,9 @@ const REST: [(&str, &str); 18] = [
 /// What few tasks have, in the order of [`REST`]: it is read from an array.
 #[derive(Default, serde::Deserialize)]
 struct Rest {
-    attempts: u32,
-    crashes: u32,
-    postponements: u32,
+    attempts: i64,
+    crashes: i64,
+    postponements: i64,
     stop: i64,
     dedup_for: i64,
     updated_at: i64,
@@ -68,7 +73,13 @@ struct Rest {
 
 /// The columns, of a table that is called `t`.
 pub(super) fn claimed_columns(dialect: Dialect, t: &str) -> String {
-    let rest = REST.map(|(column, _)| format!("{t}{column}")).join(", ");
+    let text = |column: &str| ["kind", "msg", "history", "traceparent", "_by"].iter().any(|end| column.ends_with(end));
+    let rest = REST.map(|(column, _)| match dialect {
+        // JSON takes no bytes, and a value that somebody has stored as such must not stop the statement.
+        Dialect::Sqlite if text(column) => format!("CAST({t}{column} AS TEXT)"),
+        _ => format!("{t}{column}"),
+    });
+    let rest = rest.join(", ");
     let rest = match dialect {
         Dialect::Postgres => format!("json_build_array({rest})::text"),
         Dialect::Sqlite => format!("json_array({rest})"),
@@ -79,25 +90,85 @@ pub(super) fn claimed_columns(dialect: Dialect, t: &str) -> String {
     format!("{common}, CASE WHEN {nothing} THEN NULL ELSE {rest} END")
 }
 
+impl Rest {
+    /// The same from JSON that is not what redrive writes: what cannot be decoded is noted.
+    fn decode<C: Cells>(json: &str, noting: &mut Decoder<'_, C>) -> Self {
+        let mut cells = JsonCells(serde_json::from_str::<Vec<Json>>(json).unwrap_or_default().into_iter());
+        let mut c = Decoder::new(&mut cells);
+        let mut names = REST.iter().map(|(column, _)| *column);
+        let mut name = || names.next().unwrap_or_default();
+        let rest = Self {
+            attempts: c.int(name()),
+            crashes: c.int(name()),
+            postponements: c.int(name()),
+            stop: c.int(name()),
+            dedup_for: c.int(name()),
+            updated_at: c.int(name()),
+            max_duration: c.opt_int(name()),
+            deadline: c.opt_int(name()),
+            first_failed_at: c.opt_int(name()),
+            error_kind: c.opt_text(name()),
+            error_message: c.opt_text(name()),
+            error_at: c.opt_int(name()),
+            history: c.opt_text(name()),
+            notified_at: c.opt_int(name()),
+            traceparent: c.opt_text(name()),
+            origin_id: c.opt_int(name()),
+            created_by: c.opt_text(name()),
+            updated_by: c.opt_text(name()),
+        };
+        noting.note_all(c);
+        rest
+    }
+}
+
+/// The values of a JSON array.
+struct JsonCells(std::vec::IntoIter<Json>);
+
+impl Cells for JsonCells {
+    type Text = String;
+
+    fn next_int(&mut self) -> Result<Option<i64>, String> {
+        match self.0.next() {
+            None | Some(Json::Null) => Ok(None),
+            Some(Json::String(text)) => Err(quoted(&text)),
+            Some(value) => value.as_i64().map(Some).ok_or_else(|| value.to_string()),
+        }
+    }
+
+    fn next_text(&mut self) -> Result<Option<String>, String> {
+        match self.0.next() {
+            None | Some(Json::Null) => Ok(None),
+            Some(Json::String(text)) => Ok(Some(text)),
+            Some(_) => Err("no text".into()),
+        }
+    }
+}
+
 /// A task from these columns, as the claim has made it; `due` says what it was before, from columns that follow if need be.
-pub(super) fn read_claimed(
-    row: &Row,
-    due: impl FnOnce(TaskId, &mut Columns<'_>) -> sqlx::Result<Due>,
+pub(super) fn read_claimed<'r>(
+    row: &'r Row,
+    due: impl FnOnce(TaskId, &mut Decoder<'_, Columns<'r>>) -> sqlx::Result<Due>,
     by: (NodeNumber, Timestamp),
 ) -> sqlx::Result<Task> {
-    let c = &mut row.columns();
-    let id = TaskId::from_i64(c.int()?);
-    let (method, params) = (c.text()?.to_owned(), c.text()?.to_owned());
-    let key = c.opt_text()?.map(str::to_owned);
-    let business = read_business(c)?;
-    let (policy, max_attempts) = (c.opt_text()?, c.opt_int()?);
-    let created_at = Timestamp::from_millis(c.int()?);
-    let rest = c.opt_text()?.map(serde_json::from_str::<Rest>).transpose();
-    let rest = rest.map_err(|e| sqlx::Error::Decode(e.into()))?;
-    let rest = rest.unwrap_or_else(|| Rest { updated_at: created_at.as_millis(), ..Rest::default() });
+    let mut columns = row.columns();
+    let id = TaskId::from_i64(columns.int()?);
+    let c = &mut Decoder::new(&mut columns);
+    let method = c.text("method_name").to_owned();
+    let params = c.text("params_json").to_owned();
+    let key = c.opt_text("task_key").map(str::to_owned);
+    let business = decode_business(c);
+    let policy = c.opt_text("policy");
+    let max_attempts = decode_max_attempts(c);
+    let created_at = Timestamp::from_millis(c.int("created_at"));
+    let rest = match c.opt_text("the rest of its columns") {
+        None => Rest { updated_at: created_at.as_millis(), ..Rest::default() },
+        Some(json) => serde_json::from_str(json).unwrap_or_else(|_| Rest::decode(json, c)),
+    };
     let due = due(id, c)?;
+    let max_duration = rest.max_duration.and_then(|ms| c.narrow("max_retry_duration", ms));
     let time = |ms: Option<i64>| ms.map(Timestamp::from_millis);
-    Ok(Task {
+    let mut task = Task {
         id,
         lane: due.lane,
         method,
@@ -105,13 +176,13 @@ pub(super) fn read_claimed(
         key,
         business,
         status: Status::Running,
-        policy: read_policy(id, policy, max_attempts, rest.max_duration, rest.deadline)?,
-        attempts: rest.attempts,
-        crashes: rest.crashes,
-        postponements: rest.postponements,
+        policy: read_policy(id, policy, max_attempts, max_duration.map(Duration::from_millis), time(rest.deadline)),
+        attempts: c.narrow("attempt_count", rest.attempts).unwrap_or_default(),
+        crashes: c.narrow("crashes", rest.crashes).unwrap_or_default(),
+        postponements: c.narrow("postponements", rest.postponements).unwrap_or_default(),
         due: due.due,
         priority: due.priority,
-        dedup_for: duration(rest.dedup_for),
+        dedup_for: Duration::from_millis(c.narrow("dedup_for", rest.dedup_for).unwrap_or_default()),
         created_at,
         updated_at: Timestamp::from_millis(rest.updated_at),
         first_failed_at: time(rest.first_failed_at),
@@ -120,11 +191,14 @@ pub(super) fn read_claimed(
         version: due.version + 1,
         locked_by: Some(by.0),
         locked_at: Some(by.1),
-        stop: stop_request(rest.stop),
+        stop: c.stop("cancel_requested", rest.stop),
         notified_at: time(rest.notified_at),
         traceparent: rest.traceparent,
         origin_id: rest.origin_id.map(TaskId::from_i64),
         created_by: rest.created_by,
         updated_by: rest.updated_by,
-    })
+        undecodable: None,
+    };
+    c.mark(&mut task);
+    Ok(task)
 }

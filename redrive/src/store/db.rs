@@ -368,6 +368,7 @@ impl Row {
 }
 
 /// Reads a row from left to right.
+#[derive(Clone)]
 pub(crate) struct Columns<'r> {
     row: &'r Row,
     next: usize,
@@ -417,6 +418,16 @@ impl<'r> Columns<'r> {
         let i = self.next;
         self.next += 1;
         each!(Row, self.row, row => row.try_get(i))
+    }
+
+    /// The next value as text, whatever it is, where a database stores any value in any column.
+    pub(crate) fn as_text(&self) -> Option<&'r str> {
+        match self.row {
+            #[cfg(feature = "sqlite")]
+            Row::Sqlite(row) => row.try_get_unchecked(self.next).ok(),
+            #[allow(unreachable_patterns, reason = "reachable with another database's cargo feature")]
+            _ => None,
+        }
     }
 
     pub(crate) fn hash(&mut self) -> sqlx::Result<[u8; 16]> {

@@ -15,14 +15,15 @@ use crate::settle::DeadReason;
 use crate::task::{Status, StopRequest, Task};
 
 use super::Store;
-use super::archive::{self, EndedAs, read_reason};
+use super::archive::{self, EndedAs, reason_of};
 use super::audit::{self, Record, check_by, storable_note};
 use super::db::{Connection, Row, query};
+use super::decode::Decoder;
 use super::insert::insert_once;
 use super::layout::{Archive, Tables};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
-use super::row::{Listed, column_list, joined_on, locked, narrow, read_columns, time};
+use super::row::{Listed, column_list, joined_on, locked, read_columns};
 use super::settle_sql::delete_ids;
 
 /// A dead letter.
@@ -156,17 +157,24 @@ impl Store {
 }
 
 pub(super) fn read_dead(row: &Row) -> sqlx::Result<DeadTask> {
-    let mut c = row.columns();
-    Ok(DeadTask {
-        task: read_columns(&mut c)?,
-        dead_at: time(&mut c)?.unwrap_or_default(),
-        reason: read_reason(c.text()?)?,
-        next_remind_time: time(&mut c)?,
-        remind_count: narrow(c.int()?)?,
-        acknowledged_at: time(&mut c)?,
-        owner: c.opt_text()?.map(str::to_owned),
-        note: c.opt_text()?.map(str::to_owned),
-    })
+    let mut columns = row.columns();
+    let task = read_columns(&mut columns)?;
+    let c = &mut Decoder::new(&mut columns);
+    let dead_at = c.time("dead_at").unwrap_or_default();
+    let reason = c.text("dead_reason");
+    let reason = c.name("dead_reason", reason, reason_of(reason)).unwrap_or(DeadReason::Undecodable);
+    let mut letter = DeadTask {
+        task,
+        dead_at,
+        reason,
+        next_remind_time: c.time("next_remind_time"),
+        remind_count: c.number("remind_count"),
+        acknowledged_at: c.time("acknowledged_at"),
+        owner: c.opt_text("owner").map(str::to_owned),
+        note: c.opt_text("note").map(str::to_owned),
+    };
+    c.mark(&mut letter.task);
+    Ok(letter)
 }
 
 /// The letters of these ids, locked if they are to be moved.
@@ -209,6 +217,7 @@ fn revive(letter: &DeadTask, id: TaskId, policy: Option<&Arc<Policy>>, by: &str,
         origin_id: Some(letter.task.id),
         created_by: Some(by.to_owned()),
         updated_by: None,
+        undecodable: None,
         ..letter.task.clone()
     };
     match policy {

@@ -24,10 +24,11 @@ use crate::task::{Lane, NodeNumber, Task, business_hash};
 use super::Store;
 use super::claimed::{claimed_columns, read_claimed};
 use super::db::{Columns, Connection, Dialect, Query, Row, Value, query};
+use super::decode::{Decoder, LAST_VERSION};
 use super::layout::Table;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
-use super::row::{ALIKE, Listed, SAME, alike, joined, narrow};
+use super::row::{ALIKE, Listed, SAME, alike, joined};
 use super::settle_sql::Hold;
 
 /// A part of the scan index: one lane in one shard, from a time on.
@@ -81,7 +82,8 @@ pub(super) fn lanes_of(slices: &[Slice]) -> Vec<LaneShards> {
 pub struct Claimed {
     /// Ours, and to be run.
     pub tasks: Vec<Task>,
-    /// Ours for a moment: their time had run out while they waited, so they are dead now and did not run.
+    /// Ours for a moment: their time had run out while they waited, or their rows cannot be decoded, so they are dead now and
+    /// did not run.
     pub spent: Vec<Task>,
     /// Whether others may be ours as well: a part of the claim had no answer, or what ran out of time could not be ended.
     pub is_partial: bool,
@@ -124,9 +126,22 @@ impl Store {
         until: Timestamp,
         limit: u32,
     ) -> Result<Vec<Due>> {
-        retrying!(self.pools(), Use::Read, Scope::Statement, "scanning for due tasks", |c, _| {
-            read_slices(c, table, slices, DUE, wanted, until, limit, read_due).await
-        })
+        let found: Vec<Result<Due, TaskId>> =
+            retrying!(self.pools(), Use::Read, Scope::Statement, "scanning for due tasks", |c, _| {
+                read_slices(c, table, slices, DUE, wanted, until, limit, read_due).await
+            })?;
+        Ok(self.without_undecodable(found).await)
+    }
+
+    /// The tasks that can be decoded. The others end: no claim can touch them.
+    async fn without_undecodable(&self, found: Vec<Result<Due, TaskId>>) -> Vec<Due> {
+        let bad: Vec<TaskId> = found.iter().filter_map(|found| found.err()).collect();
+        if !bad.is_empty()
+            && let Err(e) = self.end_undecodable(&bad).await
+        {
+            tracing::error!(error = %e, tasks = ?bad, "rows that cannot be decoded could not be made dead letters; trying again later");
+        }
+        found.into_iter().filter_map(Result::ok).collect()
     }
 
     /// Returns pending tasks of whole lanes that are due until `until`, for lanes with little in them: at most `limit` of each lane
@@ -137,7 +152,7 @@ impl Store {
             let read = retrying!(self.pools(), Use::Read, Scope::Statement, "scanning lanes for due tasks", |c, _| {
                 read_lanes(c, table, &lanes, DUE, &InLane::Pending, until, limit, read_due).await
             });
-            found.extend(self.learn_from(read).await?);
+            found.extend(self.without_undecodable(self.learn_from(read).await?).await);
         }
         Ok(found)
     }
@@ -218,6 +233,7 @@ impl Store {
     async fn without_spent(&self, rows: Vec<Task>, mut is_partial: bool, node: NodeNumber, now: Timestamp) -> Claimed {
         let (spent, tasks): (Vec<_>, Vec<_>) = rows.into_iter().partition(|task| spent(task, now).is_some());
         let n = spent.len();
+        let spent = self.with_all_columns(spent).await;
         let spent = self.expire(spent, Hold::Node(node), now).await.unwrap_or_else(|e| {
             // The others are ours and run. These are ours, too, until the sweep gives them back.
             tracing::error!(error = %e, tasks = n, "tasks whose time is up could not be ended; trying again later");
@@ -225,6 +241,21 @@ impl Store {
             Vec::new()
         });
         Claimed { tasks, spent, is_partial }
+    }
+
+    /// A claim reads most columns as one value. Where that could not be decoded, the columns that can be are kept.
+    async fn with_all_columns(&self, mut tasks: Vec<Task>) -> Vec<Task> {
+        let bad: Vec<TaskId> = tasks.iter().filter(|task| task.undecodable.is_some()).map(|task| task.id).collect();
+        if bad.is_empty() {
+            return tasks;
+        }
+        let whole = self.get_many(&bad).await.unwrap_or_default();
+        for task in &mut tasks {
+            if let Some(whole) = whole.iter().find(|whole| (whole.id, whole.version) == (task.id, task.version)) {
+                *task = whole.clone();
+            }
+        }
+        tasks
     }
 }
 
@@ -249,16 +280,20 @@ fn with_room(slices: &[Slice], claimed: &[Task], limit: u32) -> Vec<(Slice, u32)
 /// The columns of [`read_due`].
 const DUE: &str = "t.id, t.version, t.next_retry_time, t.priority, t.lane, t.business_id";
 
-fn read_due(row: &Row) -> sqlx::Result<Due> {
-    let mut c = row.columns();
-    Ok(Due {
-        id: TaskId::from_i64(c.int()?),
-        version: narrow(c.int()?)?,
-        due: Timestamp::from_millis(c.int()?),
-        priority: narrow(c.int()?)?,
-        lane: Lane(narrow(c.int()?)?),
-        business: c.opt_text()?.map_or(0, business_hash),
-    })
+/// A task that waits; or, if that cannot be decoded, its id.
+fn read_due(row: &Row) -> sqlx::Result<Result<Due, TaskId>> {
+    let mut columns = row.columns();
+    let id = TaskId::from_i64(columns.int()?);
+    let c = &mut Decoder::new(&mut columns);
+    let due = Due {
+        id,
+        version: c.version("version"),
+        due: Timestamp::from_millis(c.int("next_retry_time")),
+        priority: c.number("priority"),
+        lane: Lane(c.number("lane")),
+        business: c.opt_text("business_id").map_or(0, business_hash),
+    };
+    Ok(if c.is_sound() { Ok(due) } else { Err(id) })
 }
 
 /// Which rows of a slice are wanted.
@@ -479,6 +514,13 @@ impl<const N: usize> Walks<'_, N> {
     }
 }
 
+/// What a task was before a deep claim, which returns its next version and these columns.
+fn before(id: TaskId, c: &mut Decoder<'_, Columns<'_>>) -> sqlx::Result<Due> {
+    let version = c.version("version").saturating_sub(1);
+    let due = Timestamp::from_millis(c.int("next_retry_time"));
+    Ok(Due { id, version, due, priority: c.number("priority"), lane: Lane(c.number("lane")), business: 0 })
+}
+
 /// Where PostgreSQL has a row. Within one statement that is as good as its id, and found without an index.
 const PLACE: &str = "t.ctid";
 
@@ -499,11 +541,7 @@ pub(super) struct ClaimDue<'a> {
 impl ClaimDue<'_> {
     async fn run(&self, c: &mut Connection<'_>, tried: u32) -> sqlx::Result<Vec<Task>> {
         let rows = c.rows(self.query(c.dialect())).await?;
-        let due = |id, c: &mut Columns<'_>| {
-            let (version, due) = (narrow::<i32>(c.int()?)? - 1, Timestamp::from_millis(c.int()?));
-            Ok(Due { id, version, due, priority: narrow(c.int()?)?, lane: Lane(narrow(c.int()?)?), business: 0 })
-        };
-        let tasks = rows.iter().map(|row| read_claimed(row, due, (self.node, self.moment)));
+        let tasks = rows.iter().map(|row| read_claimed(row, before, (self.node, self.moment)));
         let mut tasks = tasks.collect::<sqlx::Result<Vec<Task>>>()?;
         if tried > 0 {
             // What an earlier try got has the same moment; so has what this one got.
@@ -526,7 +564,9 @@ impl ClaimDue<'_> {
         let t = if dialect == Dialect::Postgres { "t." } else { "" };
         let also = ["version", "next_retry_time", "priority", "lane"].map(|c| format!("{t}{c}")).join(", ");
         let returning = format!("RETURNING {}, {also}", claimed_columns(dialect, t));
-        let still = format!("t.status = 0 AND t.next_retry_time <= ? AND {ALIVE}");
+        // One that cannot be counted up would stop the statement; the scan finds it.
+        let still =
+            format!("t.status = 0 AND t.next_retry_time <= ? AND t.version BETWEEN 0 AND {LAST_VERSION} AND {ALIVE}");
         // An array is sorted and walked; a join would start a scan for each row, at twice the time.
         let (open, close) = if dialect == Dialect::Postgres { ("= ANY(ARRAY(", "))") } else { ("IN (", ")") };
         let before = format!("UPDATE {} AS t SET {set} WHERE {key} {open}", self.table);
@@ -563,7 +603,7 @@ impl Claim<'_> {
 
     fn read(&self, rows: &[Row]) -> sqlx::Result<Vec<Task>> {
         let due: IdMap<Due> = self.due.iter().map(|due| (due.id, *due)).collect();
-        let known = |id, _: &mut Columns<'_>| due.get(&id).copied().ok_or(sqlx::Error::RowNotFound);
+        let known = |id, _: &mut Decoder<'_, Columns<'_>>| due.get(&id).copied().ok_or(sqlx::Error::RowNotFound);
         rows.iter().map(|row| read_claimed(row, known, (self.node, self.moment))).collect()
     }
 

@@ -38,6 +38,7 @@ mod console_key;
 mod count;
 pub(crate) mod db;
 mod dead;
+mod decode;
 mod explain;
 mod faults;
 mod first_try;

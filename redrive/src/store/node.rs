@@ -6,6 +6,8 @@
 //! only by a compare-and-set on (number, beat, dead = 0): whoever does has watched that very beat stand still. `dead` never
 //! goes back.
 
+use std::time::Duration;
+
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::task::NodeNumber;
@@ -194,7 +196,7 @@ fn read_node(row: &super::db::Row) -> sqlx::Result<Node> {
     let (number, beat) = (NodeNumber(c.int()?), c.int()?);
     let (beat_at, started_at) = (Timestamp::from_millis(c.int()?), Timestamp::from_millis(c.int()?));
     let (dead, leaving, knows_months) = (c.int()? != 0, c.int()? != 0, c.int()? != 0);
-    let lease = super::row::duration(c.int()?);
+    let lease = Duration::from_millis(u64::try_from(c.int()?).unwrap_or(0));
     let (name, build) = (c.text()?.to_owned(), c.text()?.to_owned());
     let methods = serde_json::from_str(c.text()?).unwrap_or_default();
     let registration = Registration { name, build, methods, lease };

@@ -1,4 +1,5 @@
-//! Tasks whose time is up while nobody reads them: their gate is open, their method is paused, or no node handles it.
+//! Tasks whose time is up while nobody reads them: their gate is open, their method is paused, or no node handles it. And those
+//! whose version no claim can count up.
 //!
 //! What is read is ended by the claim that finds it. The rest is found by a walk through the tables in the order of the ids, a little at a
 //! time: an index of deadlines would be one more that every task pays for. It is ended as it lies, pending, by a compare-and-set: whoever
@@ -15,6 +16,7 @@ use crate::task::Task;
 
 use super::Store;
 use super::db::{Connection, query};
+use super::decode::LAST_VERSION;
 use super::layout::Table;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
@@ -52,6 +54,13 @@ impl Store {
         Ok(ended)
     }
 
+    /// Ends pending tasks whose rows cannot be decoded.
+    pub(super) async fn end_undecodable(&self, ids: &[TaskId]) -> Result<()> {
+        let mut tasks = self.get_many(ids).await?;
+        tasks.retain(|task| task.undecodable.is_some());
+        self.expire(tasks, Hold::Nobody, self.now().await?).await.map(|_| ())
+    }
+
     /// Ends tasks whose time is up, all held alike; gives those that were still what they are said to be.
     pub(super) async fn expire(&self, tasks: Vec<Task>, hold: Hold, now: Timestamp) -> Result<Vec<Task>> {
         let end = |task: &Task| Some(Settle::new(task.clone(), give_up(task, spent(task, now)?)));
@@ -74,7 +83,8 @@ async fn overdue(
     let last = last.map(|row| row.int().map(TaskId::from_i64)).transpose()?;
     let sql = format!(
         "SELECT {} FROM {table} t WHERE t.id > ? AND t.id <= ? AND t.status = 0 \
-         AND (t.deadline <= ? OR t.max_retry_duration <= ? - t.created_at) ORDER BY t.id LIMIT {TOGETHER}",
+         AND (t.deadline <= ? OR t.max_retry_duration <= ? - t.created_at OR t.version NOT BETWEEN 0 AND {LAST_VERSION}) \
+         ORDER BY t.id LIMIT {TOGETHER}",
         column_list("t.")
     );
     let rows = query(sql).bind(from).bind(last.map_or(i64::MAX, TaskId::as_i64)).bind(now).bind(now);

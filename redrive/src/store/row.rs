@@ -14,6 +14,7 @@ use crate::policy::Policy;
 use crate::task::{Business, Lane, LastError, NodeNumber, Status, StopRequest, Task};
 
 use super::db::{Columns, Connection, Dialect, Query, Row, Value, query};
+use super::decode::{Cells, Decoder};
 
 /// The columns that are read, in the order of [`read_task`]; `shard` and `backoff_strategy` follow from the others, and `wakes` is not used.
 pub(super) const COLUMNS: [&str; 34] = [
@@ -209,25 +210,37 @@ pub(super) fn read_task(row: &Row) -> sqlx::Result<Task> {
 /// The same, leaving the reader behind them.
 pub(super) fn read_columns(c: &mut Columns<'_>) -> sqlx::Result<Task> {
     let id = TaskId::from_i64(c.int()?);
-    let lane = Lane(narrow(c.int()?)?);
-    let (method, params) = (c.text()?.to_owned(), c.text()?.to_owned());
-    let key = c.opt_text()?.map(str::to_owned);
-    let business = read_business(c)?;
-    let status = if c.int()? == 1 { Status::Running } else { Status::Pending };
-    let policy = read_policy(id, c.opt_text()?, c.opt_int()?, c.opt_int()?, c.opt_int()?)?;
-    let (attempts, crashes, postponements) = (narrow(c.int()?)?, narrow(c.int()?)?, narrow(c.int()?)?);
-    let due = Timestamp::from_millis(c.int()?);
-    let priority = narrow(c.int()?)?;
-    let dedup_for = duration(c.int()?);
-    let (created_at, updated_at) = (Timestamp::from_millis(c.int()?), Timestamp::from_millis(c.int()?));
-    let first_failed_at = time(c)?;
-    let last_error = read_error(c)?;
-    let history = c.opt_text()?.and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default();
-    let version = narrow(c.int()?)?;
-    let locked_by = Some(c.int()?).filter(|n| *n != 0).map(NodeNumber);
-    let locked_at = Some(c.int()?).filter(|at| *at != 0).map(Timestamp::from_millis);
-    let stop = stop_request(c.int()?);
-    Ok(Task {
+    Ok(decode_task(id, c))
+}
+
+/// A task from its columns after the id. Pure: what cannot be decoded is said in [`Task::undecodable`].
+fn decode_task<'r>(id: TaskId, cells: &mut impl Cells<Text = &'r str>) -> Task {
+    let c = &mut Decoder::new(cells);
+    let lane = Lane(c.number("lane"));
+    let method = c.text("method_name").to_owned();
+    let params = c.text("params_json").to_owned();
+    let key = c.opt_text("task_key").map(str::to_owned);
+    let business = decode_business(c);
+    let status = if c.int("status") == 1 { Status::Running } else { Status::Pending };
+    let policy = decode_policy(id, c);
+    let attempts = c.number("attempt_count");
+    let crashes = c.number("crashes");
+    let postponements = c.number("postponements");
+    let due = Timestamp::from_millis(c.int("next_retry_time"));
+    let priority = c.number("priority");
+    let dedup_for = c.duration("dedup_for");
+    let created_at = Timestamp::from_millis(c.int("created_at"));
+    let updated_at = Timestamp::from_millis(c.int("updated_at"));
+    let first_failed_at = c.time("first_failed_at");
+    let kind = c.opt_text("last_error_kind").map(str::to_owned);
+    let message = c.opt_text("last_error_msg").map(str::to_owned);
+    let last_error = last_error(kind, message, c.time("last_error_time"));
+    let history = c.opt_text("history").and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default();
+    let version = c.version("version");
+    let locked_by = Some(c.int("locked_by")).filter(|n| *n != 0).map(NodeNumber);
+    let locked_at = Some(c.int("locked_at")).filter(|at| *at != 0).map(Timestamp::from_millis);
+    let stop = c.int("cancel_requested");
+    let mut task = Task {
         id,
         lane,
         method,
@@ -250,13 +263,38 @@ pub(super) fn read_columns(c: &mut Columns<'_>) -> sqlx::Result<Task> {
         version,
         locked_by,
         locked_at,
-        stop,
-        notified_at: time(c)?,
-        traceparent: c.opt_text()?.map(str::to_owned),
-        origin_id: c.opt_int()?.map(TaskId::from_i64),
-        created_by: c.opt_text()?.map(str::to_owned),
-        updated_by: c.opt_text()?.map(str::to_owned),
-    })
+        stop: c.stop("cancel_requested", stop),
+        notified_at: c.time("notified_at"),
+        traceparent: c.opt_text("traceparent").map(str::to_owned),
+        origin_id: c.opt_int("origin_id").map(TaskId::from_i64),
+        created_by: c.opt_text("created_by").map(str::to_owned),
+        updated_by: c.opt_text("updated_by").map(str::to_owned),
+        undecodable: None,
+    };
+    c.mark(&mut task);
+    task
+}
+
+/// What a task is about.
+pub(super) fn decode_business<'r, C: Cells<Text = &'r str>>(c: &mut Decoder<'_, C>) -> Option<Business> {
+    match (c.opt_text("business_type"), c.opt_text("business_id")) {
+        (Some(kind), Some(id)) => Some(Business { kind: kind.to_owned(), id: id.to_owned() }),
+        _ => None,
+    }
+}
+
+/// The limit of attempts. One that cannot be decoded is the default one: none at all would be the most that could be granted.
+pub(super) fn decode_max_attempts<C: Cells>(c: &mut Decoder<'_, C>) -> Option<u32> {
+    let stored = c.opt_int("max_attempts")?;
+    c.narrow("max_attempts", stored).or(default_policy().max_attempts)
+}
+
+/// A policy: most of it as JSON, and its limits.
+pub(super) fn decode_policy<'r, C: Cells<Text = &'r str>>(id: TaskId, c: &mut Decoder<'_, C>) -> Arc<Policy> {
+    let json = c.opt_text("policy");
+    let max_attempts = decode_max_attempts(c);
+    let max_duration = c.opt_number("max_retry_duration").map(Duration::from_millis);
+    read_policy(id, json, max_attempts, max_duration, c.time("deadline"))
 }
 
 pub(super) fn read_business(c: &mut Columns<'_>) -> sqlx::Result<Option<Business>> {
@@ -266,22 +304,9 @@ pub(super) fn read_business(c: &mut Columns<'_>) -> sqlx::Result<Option<Business
     })
 }
 
-pub(super) fn stop_request(stored: i64) -> StopRequest {
-    match stored {
-        1 => StopRequest::Cancel,
-        2 => StopRequest::Fail,
-        _ => StopRequest::None,
-    }
-}
-
 pub(super) fn last_error(kind: Option<String>, message: Option<String>, at: Option<Timestamp>) -> Option<LastError> {
     let (kind, at) = (Kind::from(kind?), at?);
     Some(LastError { kind, message: message.unwrap_or_default(), at })
-}
-
-fn read_error(c: &mut Columns<'_>) -> sqlx::Result<Option<LastError>> {
-    let (kind, message) = (c.opt_text()?.map(str::to_owned), c.opt_text()?.map(str::to_owned));
-    Ok(last_error(kind, message, time(c)?))
 }
 
 /// A stored policy. One that cannot be read (written by a later version, or by hand) must not stop the task: it goes
@@ -289,33 +314,23 @@ fn read_error(c: &mut Columns<'_>) -> sqlx::Result<Option<LastError>> {
 pub(super) fn read_policy(
     id: TaskId,
     json: Option<&str>,
-    max_attempts: Option<i64>,
-    max_duration: Option<i64>,
-    deadline: Option<i64>,
-) -> sqlx::Result<Arc<Policy>> {
-    let max_attempts = max_attempts.map(narrow).transpose()?;
+    max_attempts: Option<u32>,
+    max_duration: Option<Duration>,
+    deadline: Option<Timestamp>,
+) -> Arc<Policy> {
     let default = default_policy();
     if json.is_none() && max_attempts == default.max_attempts && max_duration.is_none() && deadline.is_none() {
-        return Ok(default);
+        return default;
     }
     let rest = json.map_or_else(|| Ok(Policy::default()), serde_json::from_str).unwrap_or_else(|e| {
         tracing::error!(task = %id, error = %e, "the stored policy cannot be read; the default one is used");
         Policy::default()
     });
-    Ok(Arc::new(Policy {
-        max_attempts,
-        max_duration: max_duration.map(duration),
-        deadline: deadline.map(Timestamp::from_millis),
-        ..rest
-    }))
+    Arc::new(Policy { max_attempts, max_duration, deadline, ..rest })
 }
 
 pub(super) fn time(c: &mut Columns<'_>) -> sqlx::Result<Option<Timestamp>> {
     Ok(c.opt_int()?.map(Timestamp::from_millis))
-}
-
-pub(super) fn duration(ms: i64) -> Duration {
-    Duration::from_millis(u64::try_from(ms).unwrap_or(0))
 }
 
 pub(super) fn narrow<T: TryFrom<i64>>(n: i64) -> sqlx::Result<T> {
@@ -521,6 +536,91 @@ fn json<'q>(rows: &[Vec<Value<'_>>]) -> Value<'q> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Clone)]
+    enum Cell {
+        Int(i64),
+        Text(&'static str),
+        Null,
+        Broken,
+    }
+
+    /// A row of a plain task.
+    fn cells() -> Vec<Cell> {
+        let texts = ["method_name", "params_json", "history"];
+        let cell = |name: &&str| match *name {
+            "history" => Cell::Text("[not JSON"),
+            "policy" => Cell::Text("{not JSON"),
+            name if texts.contains(&name) => Cell::Text("7"),
+            "max_attempts" => Cell::Int(3),
+            name if name.starts_with("last_error") || name.ends_with("_by") && name != "locked_by" => Cell::Null,
+            "max_retry_duration" | "deadline" | "first_failed_at" | "notified_at" | "origin_id" => Cell::Null,
+            "task_key" | "business_type" | "business_id" | "traceparent" => Cell::Null,
+            _ => Cell::Int(1),
+        };
+        COLUMNS.iter().skip(1).map(cell).collect()
+    }
+
+    struct Row(std::vec::IntoIter<Cell>);
+
+    impl Cells for Row {
+        type Text = &'static str;
+
+        fn next_int(&mut self) -> Result<Option<i64>, String> {
+            match self.0.next().unwrap() {
+                Cell::Int(n) => Ok(Some(n)),
+                Cell::Null => Ok(None),
+                Cell::Text(text) => Err(text.into()),
+                Cell::Broken => Err("bytes".into()),
+            }
+        }
+
+        fn next_text(&mut self) -> Result<Option<&'static str>, String> {
+            match self.0.next().unwrap() {
+                Cell::Text(text) => Ok(Some(text)),
+                Cell::Null => Ok(None),
+                Cell::Int(_) | Cell::Broken => Err("bytes".into()),
+            }
+        }
+    }
+
+    fn decoded(column: &str, cell: Cell) -> Task {
+        let mut cells = cells();
+        cells[COLUMNS.iter().position(|name| *name == column).unwrap() - 1] = cell;
+        decode_task(TaskId::from_i64(1), &mut Row(cells.into_iter()))
+    }
+
+    /// A policy and a history that cannot be read are left out: later versions may write others.
+    #[test]
+    fn a_row_that_redrive_writes_is_decoded() {
+        let task = decoded("priority", Cell::Int(-9));
+        assert_eq!((task.undecodable, task.priority, task.policy.max_attempts), (None, -9, Some(3)));
+        assert_eq!((task.history.len(), task.stop), (0, StopRequest::Cancel));
+    }
+
+    #[test]
+    fn a_value_that_redrive_never_writes_is_named_and_replaced() {
+        let of = |column: &str, cell: Cell| decoded(column, cell).undecodable.unwrap_or_default();
+        let columns =
+            ["attempt_count", "crashes", "postponements", "max_attempts", "max_retry_duration", "dedup_for", "version"];
+        for column in columns {
+            assert_eq!(of(column, Cell::Int(-1)), format!("the row cannot be decoded: {column} holds -1"));
+        }
+        for (column, n) in
+            [("priority", 40_000), ("lane", 1 << 40), ("version", i64::from(i32::MAX)), ("cancel_requested", 3)]
+        {
+            assert_eq!(of(column, Cell::Int(n)), format!("the row cannot be decoded: {column} holds {n}"));
+        }
+        for column in COLUMNS.iter().skip(1) {
+            assert!(of(column, Cell::Broken).ends_with(&format!("{column} holds bytes")), "{column}");
+        }
+        for column in ["version", "status", "method_name", "params_json"] {
+            assert!(of(column, Cell::Null).ends_with(&format!("{column} holds NULL")), "{column}");
+        }
+        let task = decoded("max_attempts", Cell::Int(-1));
+        assert_eq!((task.policy.max_attempts, task.params.as_str()), (default_policy().max_attempts, "7"));
+        assert_eq!(task.last_error.unwrap().message, task.undecodable.unwrap());
+    }
 
     #[test]
     fn statements_come_in_few_sizes() {

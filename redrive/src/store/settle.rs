@@ -316,6 +316,7 @@ impl Store {
     }
 
     async fn settle_in(&self, hold: Held, settles: &[&Settle], now: Timestamp) -> Result<IdMap<To>> {
+        self.fit_versions(hold, settles).await?;
         let (mut went, mut anew) = self.settle_once(hold, settles, now).await?;
         // Each time round, a policy was changed since it was read last.
         while !anew.is_empty() {
@@ -437,6 +438,29 @@ impl Store {
             let anew = staying.iter().filter_map(|s| s.under(edited.get(&s.task.id)?.clone(), now));
             Ok((went, anew.collect()))
         })
+        .inspect(|(went, _)| log_undecodable(hold.table, settles, went))
+    }
+
+    /// SQLite stores any number as a version. One that does not fit is made the greatest one, by which the task is then ended.
+    async fn fit_versions(&self, hold: Held, settles: &[&Settle]) -> Result<()> {
+        let fits = |s: &&Settle| s.task.undecodable.is_none() || s.task.version != i32::MAX;
+        if self.dialect() != Dialect::Sqlite || settles.iter().all(fits) {
+            return Ok(());
+        }
+        for s in settles.iter().filter(|s| !fits(s)) {
+            let sql = format!(
+                "UPDATE {} AS t SET version = {} WHERE t.id = ? AND t.version NOT BETWEEN {} AND {} AND {}",
+                hold.table,
+                i32::MAX,
+                i32::MIN,
+                i32::MAX,
+                hold.condition()
+            );
+            retrying!(self.pools(), Use::Write, Scope::Statement, "fitting a version", |c, _| {
+                c.execute(hold.bind_to(query(sql.clone()).bind(s.task.id))).await
+            })?;
+        }
+        Ok(())
     }
 
     /// The tasks that follow from settles, and the tables, which have room for them.
@@ -500,6 +524,15 @@ async fn read_those_running(c: &mut Connection<'_>, table: Table, ids: Vec<i64>)
 /// Those that may have been written before.
 fn unsure<'s>(settles: &[&'s Settle], tried: u32) -> Vec<&'s Settle> {
     settles.iter().copied().filter(|s| tried > 0 || s.again).collect()
+}
+
+/// Says which rows could not be decoded and are dead letters now.
+fn log_undecodable(table: Table, settles: &[&Settle], went: &IdMap<To>) {
+    for s in settles.iter().filter(|s| went.contains_key(&s.task.id)) {
+        if let Some(why) = &s.task.undecodable {
+            tracing::error!(task = %s.task.id, %table, "{why}; the task is a dead letter now: find out who wrote that, then redrive or discard it");
+        }
+    }
 }
 
 fn describe(verb: &str, settles: &[&Settle]) -> String {

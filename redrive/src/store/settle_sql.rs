@@ -15,12 +15,13 @@ use crate::task::{KeyHash, NodeNumber, StopRequest, Task};
 
 use super::archive::{self, EndedAs};
 use super::db::{Connection, Dialect, Query, Value, query};
+use super::decode::{Decoder, stop_request};
 use super::key::Keys;
 use super::layout::{Table, Tables};
 use super::pool::Use;
 use super::row::{
-    ALIKE, Listed, alike, insert_rows, joined, joined_on, locked, read_policy, stop_request, stored_history,
-    write_task, written_columns,
+    ALIKE, Listed, alike, decode_policy, insert_rows, joined, joined_on, locked, stored_history, write_task,
+    written_columns,
 };
 use super::settle::Settle;
 use super::task::{ended_ids, existing_ids};
@@ -317,12 +318,15 @@ pub(super) async fn other_policies(
     let sql = format!("SELECT {columns} FROM {} {table}", s.source);
     let rows = c.rows(s.bind_to(query(sql))).await?;
     let read = |row: &super::db::Row| {
-        let mut c = row.columns();
-        let id = TaskId::from_i64(c.int()?);
-        Ok((id, read_policy(id, c.opt_text()?, c.opt_int()?, c.opt_int()?, c.opt_int()?)?))
+        let mut columns = row.columns();
+        let id = TaskId::from_i64(columns.int()?);
+        let mut c = Decoder::new(&mut columns);
+        let policy = decode_policy(id, &mut c);
+        Ok(c.is_sound().then_some((id, policy))) // limits that nobody can read grant nothing
     };
-    let stored: IdMap<Arc<Policy>> = rows.iter().map(read).collect::<sqlx::Result<_>>()?;
-    Ok(stored.into_iter().filter(|(id, policy)| known.get(id).is_some_and(|known| **known != **policy)).collect())
+    let stored: sqlx::Result<Vec<Option<(TaskId, Arc<Policy>)>>> = rows.iter().map(read).collect();
+    let stored = stored?.into_iter().flatten();
+    Ok(stored.filter(|(id, policy)| known.get(id).is_some_and(|known| **known != **policy)).collect())
 }
 
 /// `told`: of which of them people were told since they were claimed, and when.

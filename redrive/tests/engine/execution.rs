@@ -35,6 +35,7 @@ stores_and_months!(
     a_task_in_a_transaction_runs_when_it_commits,
     an_engine_that_has_stopped_takes_nothing,
     a_method_that_nobody_handles_waits,
+    one_row_that_cannot_be_decoded_stops_no_other,
 );
 
 fn config() -> EngineConfig {
@@ -456,4 +457,24 @@ async fn a_method_that_nobody_handles_waits(db: Db) {
     settled(&engine).await;
     engine.stop().await;
     assert_eq!(db.store.get(id).await.unwrap().unwrap().status, Status::Pending);
+}
+
+/// Fifty tasks are due, and somebody has set a limit of one of them to a value that redrive never writes.
+async fn one_row_that_cannot_be_decoded_stops_no_other(db: Db) {
+    let answers = db.store.insert((0..50).map(new).collect(), db.store.now().await.unwrap()).await.unwrap();
+    db.sql(&format!("UPDATE retry_task SET max_attempts = -1 WHERE id = {}", answers[7].id.as_i64())).await;
+    let (engine, mut calls) = engine(&db, ok).await;
+    for _ in 0..49 {
+        let called = tokio::time::timeout(Duration::from_secs(60), calls.recv()).await.expect("49 tasks run");
+        assert_ne!(called, Some(7));
+    }
+    let deadline = tokio::time::timeout(Duration::from_secs(60), async {
+        while db.count("retry_task").await > 0 {
+            moment().await;
+        }
+    });
+    deadline.await.expect("no row is left");
+    engine.stop().await;
+    assert_eq!(db.store.get_dead(answers[7].id).await.unwrap().unwrap().reason, DeadReason::Undecodable);
+    assert!(calls.try_recv().is_err(), "once each");
 }

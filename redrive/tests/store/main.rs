@@ -30,3 +30,4 @@ mod restart;
 mod search;
 mod settle;
 mod tokens;
+mod undecodable;
