@@ -97,7 +97,7 @@ async fn a_rescue_takes_back_all_others(db: Db) {
         assert_eq!(claim_all(&db.store, victim, NOW).await.tasks.len(), 50);
         poison(&db, ids[7], column, value).await;
         db.store.fence(victim, 0).await.unwrap();
-        let rescued = db.store.rescue(&slices(), NOW, 1_000).await.unwrap();
+        let rescued = db.store.rescue(&lanes(), NOW, 1_000).await.unwrap().tasks;
         let dead: Vec<_> = rescued.iter().filter(|(_, to)| *to == To::Dead(DeadReason::Undecodable)).collect();
         assert_eq!((rescued.len(), dead.len()), (50, 1), "{said}");
         expect_letter(&db, ids[7], said).await;
@@ -111,7 +111,7 @@ async fn a_look_for_lost_claims_finds_all_others(db: Db) {
         let ids = add_many(&db.store, 50).await;
         assert_eq!(claim_all(&db.store, node, NOW).await.tasks.len(), 50);
         poison(&db, ids[7], column, value).await;
-        let held = db.store.held_by(&slices(), node, later(60), 1_000).await.unwrap();
+        let held = db.store.held_by(&lanes(), node, later(60), later(60), 1_000).await.unwrap();
         assert_eq!(held.len(), 50, "{said}");
         for task in held {
             end(&db.store, &task, Outcome::GivenBack, NOW).await;
