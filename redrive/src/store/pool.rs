@@ -15,7 +15,6 @@ use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
 
-use crate::clock::Stopwatch;
 use crate::crypt::Keyring;
 use crate::error::{Error, Fault, Result};
 
@@ -425,7 +424,7 @@ impl Pools {
         // Nodes that start together wait for the one that changes the tables.
         let waits = wanted == Use::Schema && self.business.is_none();
         let limit = if waits { SCHEMA_CHANGE } else { Duration::ZERO };
-        Tries { count: 0, since: Stopwatch::start(), limit: self.options.retry_for.max(limit), patient }
+        Tries::new(self.options.retry_for.max(limit), patient)
     }
 
     /// `None`: it failed for a passing reason and may be tried again now.
@@ -453,6 +452,7 @@ impl Pools {
             return Some(Err(database_error(doing, e)));
         }
         tracing::debug!(error = %e, "trying again: {doing}");
+        tries.failed(fault);
         if matches!(fault, Fault::Disconnected | Fault::Unavailable) {
             self.fail_over().await;
         }

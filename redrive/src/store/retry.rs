@@ -120,7 +120,8 @@ async fn is_rolled_back(c: &mut Connection<'_>) -> bool {
 
 /// Runs an operation, again and again while it fails for passing reasons:
 /// `retrying!(pools, Use::Write, Scope::Statement, doing, |c, tried| { … })`. The body is async, gets a connection and
-/// the number of tries before this one (any of which may have been committed), and gives a `sqlx::Result`.
+/// the number of tries before this one whose outcome is unknown (any of which may have been committed), and gives a
+/// `sqlx::Result`.
 ///
 /// A macro, because futures of closures that borrow cannot yet be known to be `Send`.
 macro_rules! retrying {
@@ -128,10 +129,14 @@ macro_rules! retrying {
         let (pools, wanted) = ($pools, $wanted);
         let mut tries = pools.tries(wanted);
         loop {
-            let $tried = tries.count;
+            let $tried = tries.unsure;
             let result = match pools.lease(wanted, $scope).await {
-                Err(e) => Err(e),
+                Err(e) => {
+                    tries.begun = false;
+                    Err(e)
+                }
                 Ok(mut lease) => {
+                    tries.begun = true;
                     let result: Option<sqlx::Result<_>> = match lease.connection() {
                         Err(e) => Some(Err(e)),
                         Ok(mut connection) => {
@@ -155,19 +160,35 @@ pub(crate) use retrying;
 
 /// How often something was tried, and whether to go on.
 pub(crate) struct Tries {
-    pub(crate) count: u32,
+    count: u32,
+    /// Tries whose outcome is unknown: the connection was lost, or the server said nothing certain.
+    pub(crate) unsure: u32,
+    /// True if this try had a connection: without one nothing can have been written.
+    pub(crate) begun: bool,
     pub(crate) since: Stopwatch,
     pub(crate) limit: Duration,
     pub(crate) patient: bool,
 }
 
 impl Tries {
+    pub(crate) fn new(limit: Duration, patient: bool) -> Self {
+        Self { count: 0, unsure: 0, begun: false, since: Stopwatch::start(), limit, patient }
+    }
+
+    /// Counts a try that failed. After a conflict or a lock it was certainly rolled back.
+    pub(crate) fn failed(&mut self, fault: Kind) {
+        self.count += 1;
+        if self.begun && !matches!(fault, Kind::Conflict | Kind::Busy) {
+            self.unsure += 1;
+        }
+    }
+
     /// What an error says, given the tries before. To a caller that does not wait for locks, a lock, a duplicate or a refusal says that
-    /// nothing was written, and it goes on with parts of its batch, or with other ids. That is true of the first try only:
-    /// later an earlier one may have been committed, so these say no more than a lost connection.
+    /// nothing was written, and it goes on with parts of its batch, or with other ids. After a try whose outcome is unknown,
+    /// which may have been committed, these say no more than a lost connection.
     pub(crate) fn in_its_light(&self, e: sqlx::Error) -> sqlx::Error {
         let is_refusal = matches!(fault(&e), Kind::Busy | Kind::Unique | Kind::NoTable | Kind::Other);
-        let says_too_much = is_refusal && !self.patient && self.count > 0;
+        let says_too_much = is_refusal && !self.patient && self.unsure > 0;
         if says_too_much { sqlx::Error::Protocol(format!("an earlier try may have been committed: {e}")) } else { e }
     }
 
@@ -184,9 +205,9 @@ impl Tries {
     }
 
     /// 10 ms, 20 ms … up to half a second; nodes that failed together are spread by their own timing.
-    pub(crate) async fn wait(&mut self) {
-        pause(Duration::from_millis(10 << self.count.min(6)).min(Duration::from_millis(500))).await;
-        self.count += 1;
+    pub(crate) async fn wait(&self) {
+        let before = self.count.saturating_sub(1);
+        pause(Duration::from_millis(10 << before.min(6)).min(Duration::from_millis(500))).await;
     }
 }
 
@@ -194,13 +215,25 @@ impl Tries {
 mod tests {
     use super::*;
 
+    fn tries(patient: bool) -> Tries {
+        Tries::new(Duration::ZERO, patient)
+    }
+
     #[test]
-    fn only_a_first_try_may_say_that_nothing_was_written() {
+    fn only_a_try_whose_outcome_is_unknown_may_have_been_written() {
+        let mut tries = tries(true);
+        tries.failed(Kind::Unavailable); // no connection was to be had
+        tries.begun = true;
+        [Kind::Conflict, Kind::Busy].into_iter().for_each(|fault| tries.failed(fault));
+        assert_eq!((tries.count, tries.unsure), (3, 0));
+        [Kind::Disconnected, Kind::Unavailable].into_iter().for_each(|fault| tries.failed(fault));
+        assert_eq!((tries.count, tries.unsure), (5, 2));
+    }
+
+    #[test]
+    fn a_refusal_says_that_nothing_was_written_unless_an_earlier_try_may_have_been() {
         let refused = || sqlx::Error::ColumnNotFound("x".into());
-        let said = |count, patient| {
-            let tries = Tries { count, since: Stopwatch::start(), limit: Duration::ZERO, patient };
-            fault(&tries.in_its_light(refused()))
-        };
+        let said = |unsure, patient| fault(&Tries { unsure, ..tries(patient) }.in_its_light(refused()));
         assert_eq!(fault(&refused()), Kind::Other);
         assert_eq!((said(0, false), said(1, true)), (Kind::Other, Kind::Other));
         assert_eq!(said(1, false), Kind::Disconnected);
