@@ -103,8 +103,13 @@ impl Store {
     pub async fn register(&self, who: &Registration, now: Timestamp) -> Result<NodeNumber> {
         let doing = format!("registering node {}", who.name);
         let methods = serde_json::to_string(&who.methods).unwrap_or_default();
-        retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, _| {
-            let number = next_value(c, "node").await?;
+        // First of all, so that a repetition finds the row of an earlier try, instead of leaving a node that never beats.
+        let number = count_up(self.pools(), "node").await?;
+        retrying!(self.pools(), Use::Write, Scope::Transaction, &doing, |c, tried| {
+            let there = query("SELECT number FROM redrive_node WHERE number = ?").bind(number);
+            if tried > 0 && c.row(there).await?.is_some() {
+                return Ok(NodeNumber(number));
+            }
             let seen = self.follow_tables(c).await?;
             let sql = "INSERT INTO redrive_node (number, beat, beat_at, started_at, layout_seen, lease_ms, name, build, methods) \
                        VALUES (?, 0, ?, ?, ?, ?, ?, ?, ?)";
@@ -147,12 +152,17 @@ impl Store {
         })
     }
 
-    /// Declares a node dead, if its beat still is the one that was watched. `false`: it moved, or was fenced already.
+    /// Declares a node dead, if its beat still is the one that was watched. `false`: it moved, or was fenced already. If the
+    /// answer to the first try was lost, whoever finds the node dead at that beat follows it up: rather two than none.
     pub async fn fence(&self, node: NodeNumber, beat: i64) -> Result<bool> {
         let doing = format!("fencing node {node}");
-        retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
+        retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, tried| {
             let sql = "UPDATE redrive_node SET dead = 1 WHERE number = ? AND beat = ? AND dead = 0";
-            Ok(c.execute(query(sql).bind(node).bind(beat)).await? == 1)
+            if c.execute(query(sql).bind(node).bind(beat)).await? == 1 {
+                return Ok(true);
+            }
+            let fenced = query("SELECT number FROM redrive_node WHERE number = ? AND beat = ? AND dead = 1");
+            Ok(tried > 0 && c.row(fenced.bind(node).bind(beat)).await?.is_some())
         })
     }
 

@@ -1,7 +1,8 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use redrive::store::{KeyWalk, NodeSeen, Registration, Retention};
+use redrive::Store;
+use redrive::store::{Fault, Faults, KeyWalk, NodeSeen, Registration, Retention};
 
 use crate::harness::*;
 
@@ -16,7 +17,37 @@ layouts!(
     a_lock_has_one_holder,
     a_lock_that_expired_has_a_new_term,
     a_lock_raced_for_has_one_winner,
+    a_node_whose_registration_was_not_heard_of_is_there_once,
+    a_fence_that_was_not_heard_of_is_followed_up,
 );
+
+/// The database, where what is written meets these faults.
+async fn with_faults(db: &Db, planned: &[Fault]) -> (Store, Faults) {
+    let faults = Faults::default();
+    let mut options = options();
+    options.faults = Some(faults.clone());
+    let store = Store::open_with(&db.url, options).await.unwrap();
+    planned.iter().for_each(|fault| faults.next_write(*fault));
+    (store, faults)
+}
+
+/// The answers to its first write, and to its last, are lost.
+async fn a_node_whose_registration_was_not_heard_of_is_there_once(db: Db) {
+    let planned = [Fault::FailAfterCommit, Fault::Delay(Duration::from_millis(1)), Fault::FailAfterCommit];
+    let (store, faults) = with_faults(&db, &planned).await;
+    let number = node(&store).await;
+    assert!(faults.are_spent());
+    let there: Vec<_> = db.store.nodes().await.unwrap().iter().map(|node| node.number).collect();
+    assert_eq!(there, [number]);
+}
+
+async fn a_fence_that_was_not_heard_of_is_followed_up(db: Db) {
+    let victim = node(&db.store).await;
+    let (store, faults) = with_faults(&db, &[Fault::FailAfterCommit]).await;
+    assert!(store.fence(victim, 0).await.unwrap());
+    assert!(faults.are_spent());
+    assert!(!store.fence(victim, 0).await.unwrap(), "once");
+}
 
 async fn numbers_are_fresh_also_when_nodes_start_at_once(db: Db) {
     let mut calls = tokio::task::JoinSet::new();
