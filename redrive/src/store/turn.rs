@@ -1,6 +1,6 @@
 //! Turns: how an insert whose answer was lost is neither written twice nor forgotten.
 //!
-//! *State.* A row of `redrive_counter` that only one inserter of one store uses, `insert/STORE/N`. Its value names the
+//! *State.* A row of `redrive_counter` that only one inserter of one store uses, `insert/STORE/INSTANCE/N`. Its value names the
 //! last batch that this inserter has committed, and so says when that was; of a new one, when it was made.
 //!
 //! *Invariants.* A batch has a name that no other has. It is written together with a compare-and-set of the value, from the
@@ -8,8 +8,8 @@
 //! writes; and whether one has is known by reading the value, even if the tasks have run and are gone by then. A value that
 //! names another batch never passes for ours: nothing is acknowledged on the strength of somebody else's commit.
 //!
-//! The rows also say who enqueues: STORE is the number by which a store has the slot of its ids (`id.rs`). A store that makes its first turn, or
-//! one in the place of an old one, looks whether another has its slot, and then goes on under the next number. Of two that look at the same
+//! The rows also say who enqueues: STORE is the number by which a store has the slot of its ids (`id.rs`). After a restore the number may be
+//! given out again, so INSTANCE is random. A store that makes a turn looks whether another has its slot, and then goes on under the next number. Of two that look at the same
 //! time at least the later one sees the other: both have made their rows before.
 //!
 //! *Failure.* A turn whose end is not known when its inserter gives up is not used again; a new row is made. Whoever makes a store's first, or
@@ -43,8 +43,10 @@ pub(super) struct Turn {
 /// The turns of a store that nobody uses.
 #[derive(Debug)]
 pub(super) struct Turns {
-    /// Of this store: its number is never given out again. Another, when it has moved.
+    /// Of this store: its number is not given out again, unless the database is restored. Another, when it has moved.
     store: AtomicI64,
+    /// Tells this store from another that was given its number after a restore.
+    instance: String,
     free: Mutex<(Vec<Turn>, u32)>,
 }
 
@@ -66,7 +68,11 @@ const MOST_REMOVED: i64 = 100;
 
 impl Turns {
     pub(super) fn new(store: i64) -> Self {
-        Self { store: AtomicI64::new(store), free: Mutex::default() }
+        let mut random = [0; 8];
+        // Without random numbers, stores of one number are not told apart, which is as it was.
+        _ = getrandom::fill(&mut random);
+        let instance = format!("{:016x}", u64::from_be_bytes(random));
+        Self { store: AtomicI64::new(store), instance, free: Mutex::default() }
     }
 }
 
@@ -77,6 +83,7 @@ impl Store {
             return Ok(None);
         }
         let turns = self.turns();
+        // Whoever makes a turn looks who else enqueues: another may be needed because this store's rows are gone.
         let (number, tidies) = {
             let mut free = turns.free.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let old = match free.0.pop() {
@@ -86,10 +93,11 @@ impl Store {
             free.1 += 1;
             (free.1, old || free.1 == 1)
         };
-        let mut moves = if tidies { MOST_MOVES } else { 0 };
+        let mut moves = MOST_MOVES;
         loop {
             let store = turns.store.load(Ordering::Acquire);
-            let turn = self.make_turn(format!("insert/{store}/{number}"), tidies, now).await?;
+            let name = format!("insert/{store}/{}/{number}", turns.instance);
+            let turn = self.make_turn(name, tidies, now).await?;
             if moves == 0 || !self.has_twin(store).await? {
                 return Ok(Some(turn));
             }
@@ -118,9 +126,7 @@ impl Store {
             let rows = c.rows(query(all)).await?;
             rows.iter().map(|row| row.columns().text().map(str::to_owned)).collect::<sqlx::Result<Vec<String>>>()
         })?;
-        let number = |name: &String| name.split('/').nth(1)?.parse::<i64>().ok();
-        let is_twin = |other: i64| other != store && in_slots(other) == in_slots(store);
-        Ok(names.iter().filter_map(number).any(is_twin))
+        Ok(names.iter().any(|name| is_twin(name, store, &self.turns().instance)))
     }
 
     /// It may be used again, if what became of it is known.
@@ -131,6 +137,13 @@ impl Store {
             self.turns().free.lock().unwrap_or_else(std::sync::PoisonError::into_inner).0.push(turn);
         }
     }
+}
+
+/// Whether this is the turn of another store that has the slot of this one.
+fn is_twin(turn: &str, store: i64, instance: &str) -> bool {
+    let mut parts = turn.split('/').skip(1);
+    let Some(other) = parts.next().and_then(|number| number.parse::<i64>().ok()) else { return false };
+    in_slots(other) == in_slots(store) && (other != store || parts.next() != Some(instance))
 }
 
 /// Removes turns that were not used since. Their values may be ids of monthly tables, which have one bit more.
@@ -183,4 +196,16 @@ pub(super) fn unheard(e: &sqlx::Error) -> sqlx::Error {
 /// The batch was written before, by a try of ours whose answer we did not hear.
 pub(super) fn taken() -> sqlx::Error {
     sqlx::Error::Protocol("an earlier try of this insert was committed, or is about to be".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_store_in_the_slot_is_a_twin_and_so_is_one_of_the_same_number() {
+        let twin = |turn| is_twin(turn, 5, "aa");
+        assert_eq!(["insert/5/aa/1", "insert/6/aa/1", "insert/6/bb/1"].map(twin), [false; 3]);
+        assert_eq!(["insert/5/bb/1", "insert/1029/aa/1", "insert/5/1"].map(twin), [true; 3]);
+    }
 }

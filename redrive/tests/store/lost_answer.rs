@@ -21,6 +21,11 @@ mod postgres {
     }
 
     #[tokio::test]
+    async fn after_a_restore_two_stores_of_one_number_move_apart() {
+        super::after_a_restore_two_stores_of_one_number_move_apart(crate::harness::Kind::Postgres).await;
+    }
+
+    #[tokio::test]
     async fn old_keys_are_removed_while_somebody_holds_others() {
         super::old_keys_are_removed_while_somebody_holds_others(crate::harness::Kind::Postgres).await;
     }
@@ -35,6 +40,11 @@ mod mysql {
     #[tokio::test]
     async fn of_all_who_enqueue_each_has_a_slot_of_its_own() {
         super::of_all_who_enqueue_each_has_a_slot_of_its_own(crate::harness::Kind::MySql).await;
+    }
+
+    #[tokio::test]
+    async fn after_a_restore_two_stores_of_one_number_move_apart() {
+        super::after_a_restore_two_stores_of_one_number_move_apart(crate::harness::Kind::MySql).await;
     }
 
     #[tokio::test]
@@ -96,6 +106,30 @@ async fn of_all_who_enqueue_each_has_a_slot_of_its_own(kind: Kind) {
     slots.sort_unstable();
     slots.dedup();
     assert_eq!(slots.len(), 4, "{found:?}");
+}
+
+/// The counter of stores has gone back: the next store gets the number of one that lives. No enqueue fails, and none waits for long.
+async fn after_a_restore_two_stores_of_one_number_move_apart(kind: Kind) {
+    let (url, _dir) = fresh_url(kind).await;
+    let db = Db::at(kind, url, options()).await;
+    let slot = |id: redrive::TaskId| (id.as_i64() >> 6) % 1024;
+    let one = slot(add(&db.store, new(0)).await);
+    db.sql("UPDATE redrive_counter SET value = value - 1 WHERE name = 'slot'").await;
+    let other = db.another().await;
+    let enqueued = async { (add(&other, new(1)).await, add(&other, new(2)).await, add(&db.store, new(3)).await) };
+    let (_, two, three) =
+        tokio::time::timeout(Duration::from_secs(5), enqueued).await.expect("a turn is not waited for");
+    assert_ne!(slot(two), one);
+    assert_eq!(slot(three), one);
+    // A restore takes the rows of the turns with it.
+    db.sql("DELETE FROM redrive_counter WHERE name LIKE 'insert/%'").await;
+    db.sql("UPDATE redrive_counter SET value = value - 2 WHERE name = 'slot'").await;
+    let third = db.another().await;
+    add(&third, new(4)).await;
+    let four = slot(add(&third, new(5)).await);
+    _ = db.store.insert(vec![new(6)], NOW).await; // its turn is gone: what became of it is not known
+    add(&db.store, new(7)).await; // it had its id before the slot was looked at
+    assert_ne!(slot(add(&db.store, new(8)).await), four);
 }
 
 /// A transaction that has written a key may stay open for long.
