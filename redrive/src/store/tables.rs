@@ -313,15 +313,39 @@ impl Store {
         Ok(dropped)
     }
 
-    /// Rows of tables that are not there: on MySQL a drop may have got no further.
+    /// Rows of tables that are not there: on MySQL a drop may have got no further. The catalogue hides what this user may not
+    /// see, so the server is asked for each of them.
     async fn forget_missing(&self) -> Result<()> {
         if self.dialect() != Dialect::MySql {
             return Ok(());
         }
-        let sql = "DELETE FROM redrive_table WHERE name NOT IN \
-                   (SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE())";
-        retrying!(self.pools(), Use::Write, Scope::Statement, "forgetting tables that are gone", |c, _| {
-            c.execute(query(sql)).await.map(|_| ())
+        let hidden = "SELECT name FROM redrive_table WHERE name NOT IN \
+                      (SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE())";
+        let names =
+            retrying!(self.pools(), Use::Read, Scope::Statement, "looking for tables that are gone", |c, _| {
+                let rows = c.rows(query(hidden)).await?;
+                rows.iter().map(|row| row.columns().text().map(str::to_owned)).collect::<sqlx::Result<Vec<String>>>()
+            })?;
+        for name in names {
+            let doing = format!("looking for table {name}");
+            let look = format!("SELECT 1 AS n FROM {name} LIMIT 1");
+            let there = retrying!(self.pools(), Use::Read, Scope::Statement, &doing, |c, _| {
+                c.row(query(look.clone())).await.map(|_| ())
+            });
+            match there {
+                Err(e) if e.fault() == Some(Fault::NoTable) => self.forget_table(&name).await?,
+                Err(e) => tracing::error!(table = name, error = %e,
+                    "a table of tasks cannot be read, and its tasks wait; grant redrive's user the rights on it"),
+                Ok(()) => {}
+            }
+        }
+        Ok(())
+    }
+
+    async fn forget_table(&self, name: &str) -> Result<()> {
+        let doing = format!("forgetting table {name}");
+        retrying!(self.pools(), Use::Write, Scope::Statement, &doing, |c, _| {
+            c.execute(query("DELETE FROM redrive_table WHERE name = ?").bind(name)).await.map(|_| ())
         })
     }
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 use redrive::store::{Keep, KeyWalk, Layout, Retention, Settle, TaskFilter};
 use redrive::{NewTask, Outcome, Store, Task, TaskId, Timestamp, settle};
 
+use sqlx::Connection as _;
+
 use crate::harness::*;
 
 stores!(
@@ -24,6 +26,7 @@ stores!(
     the_archive_goes_month_by_month,
     what_is_old_goes_if_asked,
     people_see_all_tables_as_one,
+    a_table_that_the_user_may_not_see_is_not_forgotten,
 );
 
 fn at(text: &str) -> Timestamp {
@@ -357,4 +360,44 @@ async fn people_see_all_tables_as_one(db: Db) {
     add(&db.store, new(2)).await;
     insert(&db.store, new(3), at("2027-02-15T08:00:00Z")).await;
     assert_eq!(db.sql("SELECT COUNT(*) FROM retry_task_readable WHERE status = 'PENDING'").await, Some(3));
+}
+
+/// On MySQL the catalogue hides a table on which the user has no rights.
+async fn a_table_that_the_user_may_not_see_is_not_forgotten(db: Db) {
+    if db.kind != Kind::MySql {
+        return;
+    }
+    let now = db.store.now().await.unwrap();
+    while !db.store.go_monthly(2, now).await.unwrap().is_empty() {}
+    db.store.rotate(&Retention::default(), now).await.unwrap();
+    let name = db.url.rsplit_once('/').unwrap().1.to_owned();
+    let user = format!("hidden_{name}");
+    let hidden = db.tables("task").await.pop().unwrap();
+    let mut raw = Raw::connect(&db).await;
+    raw.sql(&format!("CREATE USER {user}@'%' IDENTIFIED BY 'x'")).await.unwrap();
+    let mut grants = sqlx::MySqlConnection::connect(&db.url).await.unwrap();
+    let all: Vec<String> = sqlx::query_scalar(
+        "SELECT CAST(table_name AS CHAR) FROM information_schema.tables WHERE table_schema = DATABASE()",
+    )
+    .fetch_all(&mut grants)
+    .await
+    .unwrap();
+    for table in all.iter().filter(|table| **table != hidden) {
+        raw.sql(&format!("GRANT ALL ON {name}.{table} TO {user}@'%'")).await.unwrap();
+    }
+    let (_, host) = db.url.split_once('@').unwrap();
+    let mut options = options();
+    options.migrate = false;
+    let store = Store::open_with(&format!("mysql://{user}:x@{host}"), options).await.unwrap();
+    _ = store.rotate(&Retention::default(), now).await; // it may fail for want of rights
+    let known = format!("SELECT COUNT(*) FROM redrive_table WHERE name = '{hidden}'");
+    assert_eq!(raw.sql(&known).await.unwrap(), Some(1));
+    // One that is gone is forgotten.
+    raw.sql("INSERT INTO redrive_table (name, kind, month, bucket, is_read, created_at) VALUES ('retry_task_190001_0', 'task', 190001, 0, 0, 1)").await.unwrap();
+    db.store.rotate(&Retention::default(), now).await.unwrap();
+    assert_eq!(
+        raw.sql("SELECT COUNT(*) FROM redrive_table WHERE name = 'retry_task_190001_0'").await.unwrap(),
+        Some(0)
+    );
+    raw.sql(&format!("DROP USER {user}@'%'")).await.unwrap();
 }
