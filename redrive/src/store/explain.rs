@@ -26,7 +26,7 @@ impl Store {
         let task = NewTask::new(method, &0)?.into_task(&self.maker(), now)?;
         let due = [Due::of(&task, 0, now)];
         let settled = Settle::new(task.clone(), settle(&task, &Outcome::GivenBack, now, 0.0));
-        let after = [task.clone()];
+        let after = task.clone();
         let lanes = lanes_of(&slices);
         let orphaned = InLane::That(ORPHANED, Vec::new());
         // A row that is there: MySQL does not plan the reading of one that is not.
@@ -36,7 +36,7 @@ impl Store {
         let mut statements = vec![
             ("scan", slices_query(dialect, table, &slices, "t.id, t.version", &Wanted::Pending(Vec::new()), now, 100)),
             ("claim", Claim { table, due: &due, node, until: now, moment: now }.query(dialect)),
-            ("put back", put_back_query(dialect, &[&settled], &after, held, now)),
+            ("put back", put_back_query(dialect, std::iter::once((&settled, &after)), held, now)),
             ("delete", delete_query(dialect, &[&settled], held)),
             ("survivors", survivors_query(dialect, &[&settled], held, true)),
             ("scan of lanes", lanes_query(dialect, table, &lanes, "t.id, t.version", &InLane::Pending, now, 100)),

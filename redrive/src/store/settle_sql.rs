@@ -159,14 +159,18 @@ pub(super) async fn put_back_once(
     hold: Held,
     now: Timestamp,
 ) -> sqlx::Result<IdSet> {
-    let update = put_back_query(c.dialect(), settles, after, hold, now);
+    let pairs = settles.iter().copied().zip(after);
     if c.dialect() != Dialect::MySql {
-        return ids(&c.rows(update).await?);
+        return ids(&c.rows(put_back_query(c.dialect(), pairs, hold, now)).await?);
     }
-    // No RETURNING: lock the survivors first, then change just those.
+    // No RETURNING: the survivors are locked first, and just those are changed.
     let ours = survivors(c, settles, hold, true).await?;
-    c.execute(update).await?;
-    Ok(ours.into_iter().filter(|(_, stop)| *stop == StopRequest::None).map(|(id, _)| id).collect())
+    let stays = |id| ours.get(&id) == Some(&StopRequest::None);
+    let back: Vec<(&Settle, &Task)> = pairs.filter(|(s, _)| stays(s.task.id)).collect();
+    if !back.is_empty() {
+        c.execute(put_back_query(Dialect::MySql, back.iter().copied(), hold, now)).await?;
+    }
+    Ok(back.into_iter().map(|(s, _)| s.task.id).collect())
 }
 
 /// MySQL does not say which rows a DELETE took: the survivors are locked first, and just those are deleted.
@@ -201,10 +205,11 @@ pub(super) fn survivors_query<'q>(dialect: Dialect, settles: &[&Settle], hold: H
     hold.bind_to(s.bind_to(query(sql)))
 }
 
-pub(super) fn put_back_query<'q>(
+/// Each with the task as it is to be. On MySQL their rows are locked and looked at by now: a second look at the node could find it
+/// fenced meanwhile, and nothing would be changed of what is said to be.
+pub(super) fn put_back_query<'s, 'q>(
     dialect: Dialect,
-    settles: &[&Settle],
-    after: &'q [Task],
+    settles: impl Iterator<Item = (&'s Settle, &'q Task)>,
     hold: Held,
     now: Timestamp,
 ) -> Query<'q> {
@@ -221,7 +226,7 @@ pub(super) fn put_back_query<'q>(
         "error_time",
         "history",
     ];
-    let rows = settles.iter().zip(after).map(|(settle, after)| put_back_values(settle, after)).collect();
+    let rows = settles.map(|(settle, after)| put_back_values(settle, after)).collect();
     let s = Listed::new(dialect, &columns, rows);
     let set = [
         "status = 0",
@@ -241,8 +246,8 @@ pub(super) fn put_back_query<'q>(
     let (source, table, same) = (&s.source, hold.table, same());
     if dialect == Dialect::MySql {
         let set = set.map(|s| format!("t.{s}")).join(", ");
-        let sql = format!("UPDATE {source} {} SET {set} WHERE {held}", joined_on(dialect, table, same));
-        return hold.bind_to(s.bind_to(query(sql)).bind(now));
+        let sql = format!("UPDATE {source} {} SET {set}", joined_on(dialect, table, same));
+        return s.bind_to(query(sql)).bind(now);
     }
     let sql = format!("UPDATE {table} AS t SET {} FROM {source} WHERE {same} AND {held} RETURNING id", set.join(", "));
     let sql = if dialect == Dialect::Postgres { sql.replace("RETURNING id", "RETURNING t.id") } else { sql };

@@ -26,6 +26,7 @@ layouts!(
     what_was_written_before_others_failed_is_not_lost,
     a_settle_without_the_right_version_or_owner_is_lost,
     a_settle_after_a_fence_is_lost,
+    a_put_back_that_meets_a_fence_says_what_it_changed,
     a_rescue_between_the_select_and_the_delete_of_a_settle,
     cancel_racing_settle_ends_in_one_of_the_two,
     a_huge_error_is_cut,
@@ -354,4 +355,25 @@ async fn a_huge_error_is_cut(db: Db) {
     end(&db.store, &task, Outcome::Failed(Failure::retry("k".repeat(300), said)), NOW).await;
     let error = db.store.get(task.id).await.unwrap().unwrap().last_error.unwrap();
     assert_eq!((error.message.len(), error.kind.as_str().len()), (8192, 100));
+}
+
+/// The node is fenced while its outcomes are written: what is said to have been put back was.
+async fn a_put_back_that_meets_a_fence_says_what_it_changed(db: Db) {
+    let other = db.another().await;
+    for round in 0..if db.kind == Kind::MySql { 40 } else { 3 } {
+        let victim = node(&db.store).await;
+        let tasks = (0..100).map(|n| new(n).no_key()).collect();
+        db.store.insert(tasks, NOW).await.unwrap();
+        let tasks = claim_all(&db.store, victim, NOW).await.tasks;
+        let outcome = |task: &Task| Settle::new(task.clone(), settle(task, &timeout(), NOW, 0.0));
+        let settles: Vec<Settle> = tasks.iter().map(outcome).collect();
+        let fence = async {
+            _ = tokio::time::timeout(Duration::from_micros(300 * round), std::future::pending::<()>()).await;
+            other.fence(victim, 0).await.unwrap()
+        };
+        let (settled, _) = tokio::join!(db.store.settle(&settles, NOW), fence);
+        let went = settled.unwrap().iter().filter(|settled| matches!(settled, Settled::Went(_))).count() as i64;
+        assert_eq!(db.sql("SELECT COUNT(*) FROM retry_task WHERE status = 0").await, Some(went), "round {round}");
+        db.sql("DELETE FROM retry_task").await;
+    }
 }
