@@ -89,6 +89,14 @@ impl Error {
         }
     }
 
+    /// The same for who would else look for the one row that is held.
+    pub(crate) fn into_unavailable(mut self) -> Self {
+        if let Self::Database { source, .. } = &mut self {
+            source.fault = Fault::Unavailable;
+        }
+        self
+    }
+
     /// Whether the same call may succeed later without anything being changed: a lost connection,
     /// a deadlock, a failover. What is [unavailable](Self::Unavailable) because its engine has stopped succeeds on another.
     pub fn is_transient(&self) -> bool {

@@ -42,6 +42,7 @@ extern crate self as redrive; // so that derived code can name it, also in here
 pub mod __private;
 mod backoff;
 pub mod barrier;
+mod bisect;
 mod call;
 mod call_error;
 mod callback;

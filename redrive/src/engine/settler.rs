@@ -4,7 +4,7 @@
 //!
 //! *Failure.* An outcome is never dropped while the task is ours: what has been done must not be done again because it could not be
 //! written down at once. While the database is away, all wait. What it refuses leaves the batch and is tried by itself, so that the
-//! others do not wait for it.
+//! others do not wait for it. A batch that is in vain again and again while the node beats is taken for refused.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use crate::bisect::Bisect;
 use crate::clock::{Timestamp, pause};
 pub(crate) use crate::settle::random;
 use crate::settle::{Change, DeadReason, To, settle};
@@ -24,6 +25,8 @@ use super::{Shared, lock};
 
 /// Most rows of a flush.
 const MOST_ROWS: usize = 2_000;
+/// How often a batch is tried in vain, while the node beats, before it is halved.
+const MOST_AWAY: u32 = 3;
 /// How long what is tried by itself waits between two tries, at the most.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
@@ -45,6 +48,9 @@ impl Settler {
 
     /// What is decided and could not be written.
     fn put_back(&self, settles: Vec<Settle>) {
+        if settles.is_empty() {
+            return;
+        }
         lock(&self.left).extend(settles);
         self.more.notify_one();
     }
@@ -64,20 +70,21 @@ impl Settler {
     }
 
     /// The next batch: what was left over first.
-    fn take(&self, now: Timestamp) -> Vec<Settle> {
+    fn take(&self, max_result: usize, now: Timestamp) -> Vec<Settle> {
         self.writing.store(true, Ordering::Release);
         let mut settles = std::mem::take(&mut *lock(&self.left));
         let mut queue = lock(&self.queue);
         let n = queue.len().min(MOST_ROWS.saturating_sub(settles.len()));
         let ended: Vec<_> = queue.drain(..n).collect();
         drop(queue);
-        settles.extend(ended.into_iter().map(|(task, ended)| decide(task, ended, now)));
+        settles.extend(ended.into_iter().map(|(task, ended)| decide(task, ended, max_result, now)));
         settles
     }
 }
 
 pub(super) async fn run(shared: Arc<Shared>) {
     let mut wait = Duration::from_millis(100);
+    let mut away = 0;
     loop {
         if !shared.me.may_work() {
             tokio::select! {
@@ -86,7 +93,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
             }
         }
         let now = shared.clock.now();
-        let settles = shared.settler.take(now);
+        let settles = shared.settler.take(shared.store.max_result(), now);
         if settles.is_empty() {
             shared.settler.writing.store(false, Ordering::Release);
             shared.wake.idle.notify_waiters();
@@ -96,7 +103,20 @@ pub(super) async fn run(shared: Arc<Shared>) {
             }
             continue;
         }
-        let is_written = flush(&shared, settles, now).await;
+        let left = flush(&shared, settles, now).await;
+        let is_written = left.is_empty();
+        // A beat is a write, too: if those succeed, it is not the database.
+        away = if is_written || !shared.me.may_work() { 0 } else { away + 1 };
+        if away >= MOST_AWAY {
+            tracing::warn!(
+                tasks = left.len(),
+                "outcomes cannot be written though the database takes others; looking for the one that cannot be"
+            );
+            away = 0;
+            tokio::spawn(shared.part("settler", |shared| apart(shared, left, Suspect::Outcomes)));
+        } else {
+            shared.settler.put_back(left);
+        }
         shared.settler.writing.store(false, Ordering::Release);
         if is_written {
             wait = Duration::from_millis(100);
@@ -108,9 +128,11 @@ pub(super) async fn run(shared: Arc<Shared>) {
 }
 
 /// What is to be written.
-fn decide(task: Arc<Task>, ended: Attempted, now: Timestamp) -> Settle {
+fn decide(task: Arc<Task>, ended: Attempted, max_result: usize, now: Timestamp) -> Settle {
     let change = settle(&task, &ended.outcome, now, random(&task));
-    Settle::with_result(task, change, ended.result)
+    let mut settle = Settle::with_result(task, change, ended.result);
+    settle.limit_result(max_result);
+    settle
 }
 
 /// Logs a final failure. Other ends are told by counters and events.
@@ -140,43 +162,54 @@ fn log_final(task: &Task, what: &str, reason: DeadReason, attempts: u32, error: 
     tracing::error!(task = %task.id, method, business, key, attempts, reason, error, "{what}");
 }
 
-/// `false`: the database is away, and the outcomes are back in the queue.
-async fn flush(shared: &Arc<Shared>, mut settles: Vec<Settle>, now: Timestamp) -> bool {
+/// Gives what is not written, since the database is away.
+async fn flush(shared: &Arc<Shared>, mut settles: Vec<Settle>, now: Timestamp) -> Vec<Settle> {
     metrics::histogram!("redrive_settle_batch").record(settles.len() as f64);
     let e = match shared.store.settle(&settles, now).await {
         Ok(results) => {
             written(shared, &settles, &results);
-            return true;
+            return Vec::new();
         }
         Err(e) => e,
     };
     settles.iter_mut().for_each(|s| s.again = true); // some of them may have been written
     if shared.store.is_away(&e) {
         tracing::warn!(error = %e, "outcomes could not be written yet; trying again");
-        shared.settler.put_back(settles);
-        return false;
+        return settles;
     }
     tracing::warn!(error = %e, tasks = settles.len(), "outcomes cannot be written together; looking for the one that cannot be");
-    tokio::spawn(shared.part("settler", |shared| apart(shared, settles)));
-    true
+    tokio::spawn(shared.part("settler", |shared| apart(shared, settles, Suspect::Database)));
+    Vec::new()
+}
+
+/// What is to blame if the database seems to be away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Suspect {
+    Database,
+    /// Servers refuse what is too large by closing the connection.
+    Outcomes,
 }
 
 /// Halves what cannot be written together, until what fails is alone.
-async fn apart(shared: Arc<Shared>, settles: Vec<Settle>) {
-    let mut parts = vec![settles];
-    while let Some(mut part) = parts.pop() {
-        if part.len() <= 1 {
-            part.into_iter().for_each(|s| _ = tokio::spawn(shared.part("settler", |shared| alone(shared, s))));
-            continue;
-        }
-        let other = part.split_off(part.len() / 2);
-        for half in [part, other] {
-            match shared.store.settle(&half, shared.clock.now()).await {
-                Ok(results) => written(&shared, &half, &results),
-                Err(e) if shared.store.is_away(&e) => shared.settler.put_back(half), // none of them is to blame
-                Err(_) => parts.push(half),
+async fn apart(shared: Arc<Shared>, settles: Vec<Settle>, suspect: Suspect) {
+    let (mut parts, guilty) = Bisect::of_failed(settles);
+    leave_alone(&shared, guilty);
+    while let Some(part) = parts.next_part() {
+        match shared.store.settle(&part, shared.clock.now()).await {
+            Ok(results) => written(&shared, &part, &results),
+            // None of them is to blame.
+            Err(e) if shared.store.is_away(&e) && (suspect == Suspect::Database || !shared.me.may_work()) => {
+                shared.settler.put_back(part);
             }
+            Err(_) => leave_alone(&shared, parts.split_last(part)),
         }
+    }
+}
+
+/// What is to blame is tried by itself from now on.
+fn leave_alone(shared: &Arc<Shared>, guilty: Option<Settle>) {
+    if let Some(s) = guilty {
+        tokio::spawn(shared.part("settler", |shared| alone(shared, s)));
     }
 }
 

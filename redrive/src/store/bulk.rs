@@ -9,7 +9,7 @@
 //!
 //! *Failure.* A passing failure of the database is the caller's to repeat: the step that failed is done again, and who was
 //! reached by it already is counted as *gone* or done, never done twice. Any other failure is that of single tasks: the batch is
-//! then done one by one, and the guilty are named.
+//! then halved until they are alone, and they are named.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -19,6 +19,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
+use crate::bisect::Bisect;
 use crate::clock::{Clock, Timestamp, pause};
 use crate::error::{Problems, Result};
 use crate::id::{IdSet, TaskId};
@@ -395,19 +396,20 @@ impl BulkRun {
             return Ok(BulkResult::default());
         }
         match self.store.do_batch(&self.bulk, ids, now).await {
-            Err(e) if !e.is_transient() => self.one_by_one(ids, now).await,
+            Err(e) if !e.is_transient() => self.apart(ids, now).await,
             result => result,
         }
     }
 
     /// One of them cannot be done; the others can.
-    async fn one_by_one(&self, ids: &[TaskId], now: Timestamp) -> Result<BulkResult> {
+    async fn apart(&self, ids: &[TaskId], now: Timestamp) -> Result<BulkResult> {
         let mut result = BulkResult::default();
-        for id in ids {
-            match self.store.do_batch(&self.bulk, &[*id], now).await {
-                Ok(one) => result.add(one),
+        let mut parts = Bisect::of(ids.to_vec());
+        while let Some(part) = parts.next_part() {
+            match self.store.do_batch(&self.bulk, &part, now).await {
+                Ok(done) => result.add(done),
                 Err(e) if e.is_transient() => return Err(e),
-                Err(e) => result.fail(*id, e.to_string()),
+                Err(e) => parts.split(part).into_iter().for_each(|id| result.fail(id, e.to_string())),
             }
         }
         Ok(result)

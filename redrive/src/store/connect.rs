@@ -107,10 +107,15 @@ pub(super) fn postgres_pools(url: &str, options: &StoreOptions) -> Result<Pair<s
     })
 }
 
+/// How many statements a connection keeps prepared on the server, which limits those of all its clients together
+/// (`max_prepared_stmt_count`, 16,382). See docs/operate/deployment.md.
+#[cfg(feature = "mysql")]
+const MYSQL_STATEMENTS: usize = 64;
+
 #[cfg(feature = "mysql")]
 pub(super) fn mysql_options(url: &str) -> sqlx::Result<sqlx::mysql::MySqlConnectOptions> {
     let options = sqlx::mysql::MySqlConnectOptions::from_str(url)?;
-    Ok(options.statement_cache_capacity(200).disable_statement_logging())
+    Ok(options.statement_cache_capacity(MYSQL_STATEMENTS).disable_statement_logging())
 }
 
 #[cfg(feature = "mysql")]

@@ -455,6 +455,10 @@ pub(crate) fn database_error(doing: impl Into<String>, e: sqlx::Error) -> Error 
             "{}: another transaction holds SQLite's one write lock; if it is your own, use the *_in functions inside it",
             d.message()
         ),
+        (sqlx::Error::Database(d), _) if is_out_of_statements(d.as_ref()) => format!(
+            "{} (1461): raise max_prepared_stmt_count on the server, see \"Prepared statements\" in docs/operate/deployment.md",
+            d.message()
+        ),
         (sqlx::Error::Database(d), _) => match d.code() {
             Some(code) => format!("{} ({code})", d.message()),
             None => d.message().to_owned(),
@@ -468,6 +472,27 @@ fn is_sqlite(e: &dyn sqlx::error::DatabaseError) -> bool {
     #[cfg(feature = "sqlite")]
     return e.try_downcast_ref::<sqlx::sqlite::SqliteError>().is_some();
     #[cfg(not(feature = "sqlite"))]
+    false
+}
+
+/// Whether MySQL takes no more prepared statements, of all its clients together.
+fn is_out_of_statements(e: &dyn sqlx::error::DatabaseError) -> bool {
+    #[cfg(feature = "mysql")]
+    return e.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>().is_some_and(|e| e.number() == 1461);
+    #[cfg(not(feature = "mysql"))]
+    false
+}
+
+/// Whether PostgreSQL has waited for a table, which everybody waits for, and not for a row: of those it says which.
+pub(crate) fn waits_for_table(e: &Error) -> bool {
+    #[cfg(feature = "postgres")]
+    if let Error::Database { source, .. } = e
+        && let Some(sqlx::Error::Database(d)) = source.source.as_deref()
+        && let Some(e) = d.try_downcast_ref::<sqlx::postgres::PgDatabaseError>()
+    {
+        return e.code() == "55P03" && e.r#where().is_none();
+    }
+    _ = e;
     false
 }
 
@@ -503,9 +528,10 @@ fn database_fault(d: &dyn sqlx::error::DatabaseError) -> Fault {
     #[cfg(feature = "mysql")]
     if let Some(e) = d.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
         return match e.number() {
-            1213 | 1020 => Fault::Conflict,
+            1213 | 1020 | 3101 => Fault::Conflict, // 3101: group replication has rolled it back
             1205 => Fault::Busy,
-            1047 | 1290 | 1836 | 1053 => Fault::Unavailable,
+            1047 | 1290 | 1836 | 1053 | 3100 => Fault::Unavailable, // 3100: group replication did not take it
+            1461 => Fault::Unavailable, // no more prepared statements: smaller batches would need more of them
             1040 | 1129 | 1203 | 1226 | 1021 | 1114 => Fault::Unavailable, // no more connections; 1021, 1114: no room left
             2006 | 2013 | 1927 | 4031 => Fault::Disconnected,
             1062 => Fault::Unique,

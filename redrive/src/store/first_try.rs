@@ -34,7 +34,8 @@ impl Store {
     ) -> Result<()> {
         let doing = format!("writing down the first try of task {}", task.id);
         let rejected = matches!(change.to, To::Dead(DeadReason::Rejected) | To::Dropped(DeadReason::Rejected));
-        let settle = Settle::with_result(task, change, result);
+        let mut settle = Settle::with_result(task, change, result);
+        settle.limit_result(self.max_result());
         let telling: &[&Settle] = if rejected { &[] } else { &[&settle] };
         let (mut follow_ups, tables) = self.follow_up_tasks(telling, now).await?;
         follow_ups.values_mut().flatten().for_each(|task| task.dedup_for = CALLED_BACK_FOR);

@@ -14,6 +14,7 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
+use crate::bisect::Bisect;
 use crate::clock::Timestamp;
 use crate::error::{Error, Fault, Result};
 use crate::id::{IdMaker, IdSet, TaskId};
@@ -21,7 +22,7 @@ use crate::new_task::{NewTask, OnDuplicate};
 use crate::task::{KeyHash, Task};
 
 use super::Store;
-use super::db::{Connection, Dialect, database_error, fault, query};
+use super::db::{Connection, Dialect, database_error, fault, query, waits_for_table};
 use super::key::{key_owners, lost_keys};
 use super::layout::Tables;
 use super::node::living;
@@ -182,12 +183,13 @@ impl Store {
         now: Timestamp,
     ) -> Vec<(Prepared, Result<Enqueued>)> {
         let mut batch = Batch::new(asked);
-        let (mut open, mut waiting, mut renamed) = (vec![batch.order()], Vec::new(), 0);
-        while let Some(part) = open.pop() {
-            let written = self.insert_part(Use::Insert, &mut batch, &part, now).await;
-            let e = match self.learn_from(written).await {
-                Ok(()) => continue,
-                Err(e) => e,
+        let (mut open, mut waiting, mut renamed) = (Bisect::of(batch.order()), Vec::new(), 0);
+        let mut wanted = Use::Insert;
+        while let Some(part) = open.next_part() {
+            let written = self.insert_part(wanted, &mut batch, &part, now).await;
+            let Err(e) = self.learn_from(written).await else {
+                wanted = Use::Insert;
+                continue;
             };
             // A part is written in rounds. An error belongs to the last round alone.
             let part = batch.unanswered(&part);
@@ -197,17 +199,20 @@ impl Store {
                 _ => false,
             };
             match e.fault() {
+                // The whole table is locked: each part would wait for it as long.
+                Some(Fault::Busy) if waits_for_table(&e) && wanted == Use::Insert => {
+                    wanted = Use::Write;
+                    open.again(part);
+                }
+                Some(Fault::Busy) if waits_for_table(&e) => batch.fail(&part, &e.into_unavailable()),
                 // Another maker with our slot was quicker with one of the ids: give them new ones.
                 // Or a table of theirs is past its time: they had better be new.
                 Some(Fault::Unique | Fault::NoTable) if renamed < MOST_RENAMES => {
                     renamed += 1;
                     batch.rename(&part, self.ids(), now);
-                    open.push(part);
+                    open.again(part);
                 }
-                _ if splits && part.len() > 1 => {
-                    let (one, other) = part.split_at(part.len() / 2);
-                    open.extend([other.to_vec(), one.to_vec()]);
-                }
+                _ if splits && part.len() > 1 => _ = open.split(part),
                 // A single row whose key someone else holds: the rest goes first.
                 Some(Fault::Busy) if callers == Callers::One => waiting.push(part),
                 _ => batch.fail(&part, &e),

@@ -12,10 +12,11 @@
 //! another, it is decided anew. One settle is several transactions: if it fails, some of them may have been written, which
 //! whoever repeats it says ([`Settle::again`]).
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::bisect::Bisect;
 use crate::callback::{ENVELOPE, callback, without_large};
 use crate::clock::{Stopwatch, Timestamp};
 use crate::error::{Error, Fault, Result};
@@ -76,6 +77,18 @@ impl Settle {
         let follow_ups = callback(&task, &change, result.as_deref());
         let keep = (change.to == To::Done && task.policy.keep).then_some(Kept { result });
         Self { task, change, follow_ups, keep, again: false, record: None }
+    }
+
+    /// Keeps, of a result that is larger than params may be, only how large it was.
+    pub(crate) fn limit_result(&mut self, max: usize) {
+        let Some(result) = self.keep.as_mut().and_then(|kept| kept.result.as_mut()).filter(|kept| kept.len() > max)
+        else {
+            return;
+        };
+        let bytes = result.len();
+        tracing::warn!(task = %self.task.id, bytes, max, "the result of a task is too large to be kept; raise max_params, or return less");
+        let said = format!("the result has {bytes} bytes; at most {max} are kept");
+        *result = serde_json::json!({ "not_kept": said }).to_string();
     }
 
     /// What becomes of the task under another policy, if anything does.
@@ -285,6 +298,11 @@ impl Store {
         Ok(settles.into_iter().filter_map(|s| went.get(&s.task.id).map(|to| (s.task, *to))).collect())
     }
 
+    /// Most bytes of a result that is kept: as many as params may have.
+    pub(crate) fn max_result(&self) -> usize {
+        self.pools().options().max_params
+    }
+
     /// Whether nothing can be written now, whatever it is. A lock is somebody's on one row, but on SQLite, where it is on all.
     pub(crate) fn is_away(&self, e: &Error) -> bool {
         let one_row = e.fault() == Some(Fault::Busy) && self.dialect() != Dialect::Sqlite;
@@ -294,22 +312,14 @@ impl Store {
     /// Halves what cannot be written together, until what is refused is alone. However many of them somebody holds, others wait for us:
     /// the next sweep finds what there was no time for.
     async fn settle_apart(&self, settles: &[Settle], hold: Hold, now: Timestamp) -> Result<IdMap<To>> {
-        let (mut went, mut parts) = (IdMap::default(), VecDeque::from([settles]));
+        let (mut went, mut parts) = (IdMap::default(), Bisect::of(settles.iter().collect()));
         let since = Stopwatch::start();
-        while let Some(part) = parts.pop_front().filter(|_| since.elapsed() < LONGEST_APART) {
-            match self.settle_held(&part.iter().collect::<Vec<_>>(), hold, now).await {
+        while let Some(part) = parts.next_part().filter(|_| since.elapsed() < LONGEST_APART) {
+            match self.settle_held(&part, hold, now).await {
                 Ok(to) => went.extend(to),
                 Err(e) if self.is_away(&e) && went.is_empty() => return Err(e),
                 Err(e) if self.is_away(&e) => break,
-                Err(e) => match part {
-                    [s] if e.fault() == Some(Fault::Busy) => {
-                        tracing::info!(task = %s.task.id, "somebody holds a task; trying again later");
-                    }
-                    [s] => {
-                        tracing::error!(task = %s.task.id, error = %e, "the database refuses what is to become of a task; trying again later");
-                    }
-                    _ => parts.extend(<[_; 2]>::from(part.split_at(part.len() / 2))),
-                },
+                Err(e) => parts.split_last(part).into_iter().for_each(|s| log_refused(s, &e)),
             }
         }
         Ok(went)
@@ -526,6 +536,16 @@ fn unsure<'s>(settles: &[&'s Settle], tried: u32) -> Vec<&'s Settle> {
     settles.iter().copied().filter(|s| tried > 0 || s.again).collect()
 }
 
+/// Says which task it was that could not be settled with the others.
+fn log_refused(s: &Settle, e: &Error) {
+    let task = s.task.id;
+    if e.fault() == Some(Fault::Busy) {
+        tracing::info!(%task, "somebody holds a task; trying again later");
+    } else {
+        tracing::error!(%task, error = %e, "the database refuses what is to become of a task; trying again later");
+    }
+}
+
 /// Says which rows could not be decoded and are dead letters now.
 fn log_undecodable(table: Table, settles: &[&Settle], went: &IdMap<To>) {
     for s in settles.iter().filter(|s| went.contains_key(&s.task.id)) {
@@ -546,6 +566,20 @@ fn describe(verb: &str, settles: &[&Settle]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_result_that_is_too_large_only_its_size_is_kept() {
+        let policy = Policy { keep: true, ..Policy::default() };
+        let task = crate::testing::task(NewTask::new("pay", &7).unwrap().policy(policy));
+        let kept = |bytes: usize| {
+            let result = Some(format!("\"{}\"", "x".repeat(bytes - 2)));
+            let mut settle = Settle::with_result(task.clone(), task.unchanged(To::Done), result);
+            settle.limit_result(100);
+            settle.keep.unwrap().result.unwrap()
+        };
+        assert_eq!(kept(100).len(), 100);
+        assert_eq!(kept(101), r#"{"not_kept":"the result has 101 bytes; at most 100 are kept"}"#);
+    }
 
     #[test]
     fn a_statement_is_not_larger_than_servers_take() {

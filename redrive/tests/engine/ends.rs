@@ -11,7 +11,7 @@ use redrive::{
 };
 use tokio::sync::mpsc;
 
-use crate::harness::{Db, Raw, moment, new, options, refusal, stores};
+use crate::harness::{Db, Kind, Raw, moment, new, options, refusal, stores};
 
 stores!(
     an_outcome_that_the_database_refuses_is_written_when_it_can_be,
@@ -22,6 +22,7 @@ stores!(
     a_handler_that_ends_in_the_grace_of_a_stop_may_enqueue,
     what_is_past_its_deadline_is_not_begun,
     what_does_not_fit_into_memory_runs_all_the_same,
+    an_outcome_that_costs_the_connection_does_not_hold_up_the_others,
 );
 
 fn config() -> EngineConfig {
@@ -35,6 +36,33 @@ async fn until(mut holds: impl AsyncFnMut() -> bool) {
     while !holds().await {
         moment().await;
     }
+}
+
+/// Servers refuse what is too large by closing the connection, and that looks like one that is away. Here PostgreSQL is made to.
+async fn an_outcome_that_costs_the_connection_does_not_hold_up_the_others(db: Db) {
+    if db.kind != Kind::Postgres {
+        return;
+    }
+    let mut raw = Raw::connect(&db).await;
+    raw.sql(
+        "CREATE FUNCTION cut() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+         IF NEW.params_json = '13' THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF; RETURN NEW; END $$; \
+         CREATE TRIGGER cut BEFORE INSERT ON retry_dead FOR EACH ROW EXECUTE FUNCTION cut()",
+    )
+    .await
+    .unwrap();
+    let mut options = options();
+    options.retry_for = Duration::from_millis(200);
+    let store = redrive::Store::open_with(&db.url, options).await.unwrap();
+    let handler = |_: Context<'static>, _: u64| std::future::ready(Err(Verdict::fatal("no")));
+    let engine = Engine::builder(store).config(config()).register("m", handler).start().await.unwrap();
+    engine.enqueue_many((0..40).map(new)).await.unwrap();
+    let written = until(async || db.count("retry_dead").await == 39);
+    tokio::time::timeout(Duration::from_secs(60), written).await.expect("the others are written");
+    raw.sql("DROP TRIGGER cut ON retry_dead").await.unwrap();
+    let written = until(async || db.count("retry_dead").await == 40);
+    tokio::time::timeout(Duration::from_secs(60), written).await.expect("it is written, too");
+    engine.stop().await;
 }
 
 /// It is not called again, and the others do not wait for it.

@@ -22,7 +22,54 @@ layouts!(
     an_unreadable_policy_does_not_lose_the_task,
     readable_views_show_times_and_words,
     source_2_the_columns_have_their_names_and_their_values,
+    a_table_that_is_locked_does_not_break_a_batch_into_its_tasks,
+    what_a_server_refuses_for_now_is_tried_again,
 );
+
+/// On PostgreSQL, where an insert waits 50 ms for a lock. Each part of the batch would wait for the table as long as all of it does.
+async fn a_table_that_is_locked_does_not_break_a_batch_into_its_tasks(db: Db) {
+    if db.kind != Kind::Postgres {
+        return;
+    }
+    add(&db.store, new(0)).await; // so that the store has its turn
+    let mut raw = Raw::connect(&db).await;
+    raw.begin().await;
+    raw.sql("LOCK TABLE redrive_key IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let hold = async {
+        _ = tokio::time::timeout(Duration::from_secs(2), std::future::pending::<()>()).await;
+        raw.commit().await;
+    };
+    let (answers, ()) = tokio::join!(db.store.insert((1..=1_000).map(new).collect(), NOW), hold);
+    assert_eq!(answers.unwrap().len(), 1_000);
+    let mut parts = 0;
+    for sql in db.for_each_table("SELECT COUNT(DISTINCT CAST(xmin AS TEXT)) FROM retry_task").await {
+        parts = parts.max(Raw::connect(&db).await.sql(&sql).await.unwrap().unwrap_or(0));
+    }
+    assert!(parts <= 2, "the batch was written in {parts} transactions");
+}
+
+/// MySQL: group replication that did not take a transaction (3100), or rolled it back (3101), and a server that takes no more prepared
+/// statements (1461).
+async fn what_a_server_refuses_for_now_is_tried_again(db: Db) {
+    if db.kind != Kind::MySql {
+        return;
+    }
+    let mut options = options();
+    options.retry_for = Duration::from_millis(300);
+    let store = redrive::Store::open_with(&db.url, options).await.unwrap();
+    for code in [3100, 3101, 1461] {
+        let trigger = format!(
+            "CREATE TRIGGER refuse BEFORE INSERT ON redrive_key FOR EACH ROW \
+             SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {code}, MESSAGE_TEXT = 'not now'"
+        );
+        db.sql(&trigger).await;
+        let e = store.insert((0..4).map(new).collect(), NOW).await.unwrap_err();
+        assert!(e.is_transient(), "{code}: {e}");
+        assert_eq!(e.to_string().contains("raise max_prepared_stmt_count"), code == 1461, "{e}");
+        db.sql("DROP TRIGGER refuse").await;
+        store.insert((0..4).map(|n| new(n).key(format!("{code}-{n}"))).collect(), NOW).await.unwrap();
+    }
+}
 
 async fn a_task_is_read_back_as_it_was_written(db: Db) {
     let id = add(&db.store, new(7)).await;

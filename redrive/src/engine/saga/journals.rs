@@ -9,8 +9,8 @@
 //!
 //! *Failure.* Who lost the compare-and-set is told again to what the saga has become. If the database fails, all that was to be written
 //! waits and is tried again, until the engine has stopped: then whoever asked is told so. What cannot be written at all is found by trying
-//! each by itself, and answered with its error. A saga whose row somebody else's transaction holds is found by halving, and set aside: it
-//! waits for that by itself, and all others go on.
+//! each by itself, and answered with its error. A saga that is refused, or whose row somebody else's transaction holds, is found by halving,
+//! and set aside: it is written by itself, and all others go on.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
+use crate::bisect::Bisect;
 use crate::clock::{Timestamp, pause};
 use crate::error::{Error, Fault, Result};
 #[cfg(feature = "notify")]
@@ -342,15 +343,14 @@ fn lose(shared: &Shared, append: &Append, entry: Entry) {
 /// The database failed: later, if that may help; if not, the guilty one is looked for. Whether it answered.
 async fn fail(shared: &Arc<Shared>, entries: Vec<Entry>, locks: Locks, e: &Error) -> bool {
     let passing = e.is_transient() || matches!(e.fault(), Some(Fault::Unique | Fault::NoTable));
-    let several = entries.len() > 1;
     for entry in &entries {
         shared.sagas.journals.memory.forget(&entry.id);
     }
     // SQLite locks the whole file: none of them is to blame. And of one that could not be written without waiting for others it is not known
     // yet whether it could be at all.
     let is_held = e.fault() == Some(Fault::Busy) && shared.store.dialect() != Dialect::Sqlite;
-    if locks == Locks::Leave && (is_held || !(passing || several)) {
-        return leave_held(shared, entries, e).await;
+    if locks == Locks::Leave && (is_held || !passing) {
+        return leave_guilty(shared, entries, e).await;
     }
     if passing {
         tracing::warn!(error = %e, "journals of sagas could not be written yet; trying again");
@@ -358,32 +358,27 @@ async fn fail(shared: &Arc<Shared>, entries: Vec<Entry>, locks: Locks, e: &Error
         pause(REST).await;
         return false;
     }
-    if several {
-        let mut answered = true;
-        for entry in entries {
-            answered &= Box::pin(flush(shared, entry.again().collect(), locks)).await;
-        }
-        return answered;
-    }
     tracing::error!(error = %e, "the journal of a saga cannot be written");
     entries.into_iter().for_each(|entry| entry.refuse(e));
     true
 }
 
-/// One of these is held by somebody else's transaction: it is looked for by halves, and waits by itself. Whether the database answered.
-async fn leave_held(shared: &Arc<Shared>, mut entries: Vec<Entry>, e: &Error) -> bool {
-    if let [held] = entries.as_slice() {
-        let (journals, id) = (&shared.sagas.journals, held.id.clone());
+/// One of these is held by somebody else's transaction, or is refused: it is looked for by halves, and waits by itself. Returns whether
+/// the database answered.
+async fn leave_guilty(shared: &Arc<Shared>, entries: Vec<Entry>, e: &Error) -> bool {
+    let (mut parts, guilty) = Bisect::of_failed(entries);
+    if let Some(entry) = guilty {
+        let (journals, id) = (&shared.sagas.journals, entry.id.clone());
         tracing::warn!(saga = id, error = %e, "a saga is held up; it is written by itself, and others go on");
         journals.set_aside(&id);
-        journals.put_back(entries.into_iter().flat_map(Entry::again).collect());
+        journals.put_back(entry.again().collect());
         tokio::spawn(shared.part("journals", |shared| write_aside(shared, id)));
-        return true;
     }
-    let others = entries.split_off(entries.len() / 2);
     let mut answered = true;
-    for half in [entries, others] {
-        answered &= Box::pin(flush(shared, half.into_iter().flat_map(Entry::again).collect(), Locks::Leave)).await;
+    // Each half is read again, and halves itself if it fails.
+    while let Some(half) = parts.next_part() {
+        let asked = half.into_iter().flat_map(Entry::again).collect();
+        answered &= Box::pin(flush(shared, asked, Locks::Leave)).await;
     }
     answered
 }
