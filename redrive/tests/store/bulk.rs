@@ -160,13 +160,33 @@ async fn it_can_be_stopped_between_batches(db: Db) {
 }
 
 /// A row that cannot be read, as someone's own SQL may leave it.
+/// What makes the database refuse to delete a dead letter.
+fn refusing_to_delete(kind: Kind, id: TaskId) -> String {
+    let id = id.as_i64();
+    match kind {
+        Kind::Sqlite => format!(
+            "CREATE TRIGGER refuse BEFORE DELETE ON retry_dead WHEN OLD.id = {id} BEGIN SELECT RAISE(ABORT, 'refused'); END"
+        ),
+        Kind::Postgres => format!(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             IF OLD.id = {id} THEN RAISE EXCEPTION 'refused'; END IF; RETURN OLD; END $$; \
+             CREATE TRIGGER refuse BEFORE DELETE ON retry_dead FOR EACH ROW EXECUTE FUNCTION refuse()"
+        ),
+        Kind::MySql => format!(
+            "CREATE TRIGGER refuse BEFORE DELETE ON retry_dead FOR EACH ROW IF OLD.id = {id} THEN \
+             SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'refused'; END IF"
+        ),
+    }
+}
+
 async fn the_guilty_are_named_and_the_others_done(db: Db) {
     let ids = dead_letters(&db, 5).await;
     let broken = ids[2];
-    db.sql(&format!("UPDATE retry_dead SET dead_reason = 'nonsense' WHERE id = {broken}")).await;
+    let mut raw = Raw::connect(&db).await;
+    raw.sql(&refusing_to_delete(db.kind, broken)).await.unwrap();
     let result = run(&db, Bulk::dead(DeadAction::Resolve, Which::Ids(ids), "ada")).await;
     assert_eq!((result.done, result.failed, result.failures.len()), (4, 1, 1));
-    assert!(result.failures[0].0 == broken && result.failures[0].1.contains("nonsense"), "{:?}", result.failures);
+    assert!(result.failures[0].0 == broken && result.failures[0].1.contains("refused"), "{:?}", result.failures);
     assert_eq!(db.count("retry_dead").await, 1);
 }
 
