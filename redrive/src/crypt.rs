@@ -1,8 +1,8 @@
 //! Params encrypted where they are stored: AES-256-GCM, a fresh nonce for each, the method's name authenticated with them.
 //!
 //! What is stored is a JSON string that names the key: `"redrive:aes256gcm:<key id>:<base64 of nonce and ciphertext>"`. Several
-//! keys can be known, one of them is used for what is written: to rotate, add the new one as current on every node, and
-//! take the old one away when nothing that waits (or is dead, or archived) names it.
+//! keys can be known, one of them is used for what is written. To rotate, add the new one on every node, then make it current on every node,
+//! and take the old one away when nothing that waits (or is dead, or archived) names it.
 //!
 //! *Failure.* A key that is missing or wrong is named in the error, and the task waits: no attempt is burnt, nothing is
 //! changed about its params, and it runs when the key is there.

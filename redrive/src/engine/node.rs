@@ -185,16 +185,11 @@ impl Shared {
         self.tell_people("node.fenced", &format!("node {number}"), &said).await;
     }
 
-    /// By the channels, if there are any.
+    /// Writes a notice, which any node with channels delivers.
     pub(super) async fn tell_people(&self, kind: &str, who: &str, said: &str) {
-        #[cfg(feature = "notify")]
-        if self.notifier.is_some()
-            && let Err(e) = self.store.note_event(kind, who, said, self.clock.now()).await
-        {
+        if let Err(e) = self.store.note_event(kind, who, said, self.clock.now()).await {
             tracing::warn!(error = %e, said, "people could not be told");
         }
-        #[cfg(not(feature = "notify"))]
-        let _ = (kind, who, said);
     }
 
     /// Learns which methods people have paused, and what they have set.

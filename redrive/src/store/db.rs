@@ -511,6 +511,21 @@ pub(crate) fn fault(e: &sqlx::Error) -> Fault {
     }
 }
 
+/// Whether a server refused to write because it is read-only: it was the primary, and is not any more.
+pub(crate) fn is_read_only(e: &sqlx::Error) -> bool {
+    let sqlx::Error::Database(d) = e else { return false };
+    #[cfg(feature = "postgres")]
+    if let Some(e) = d.try_downcast_ref::<sqlx::postgres::PgDatabaseError>() {
+        return e.code() == "25006";
+    }
+    #[cfg(feature = "mysql")]
+    if let Some(e) = d.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
+        return matches!(e.number(), 1290 | 1836);
+    }
+    _ = d;
+    false
+}
+
 fn database_fault(d: &dyn sqlx::error::DatabaseError) -> Fault {
     #[cfg(feature = "postgres")]
     if let Some(e) = d.try_downcast_ref::<sqlx::postgres::PgDatabaseError>() {

@@ -1,10 +1,23 @@
 //! Which host of a database is used: the first of its list that accepts writes, and is new enough.
 //!
+//! *State.* All connections belong to a generation: those to one host, from when it was chosen until another one is. A connection that is
+//! leased knows the number of its generation.
+//!
+//! *Invariants.* Another host begins another generation. Idle connections of the one before are closed then. A connection that is in use is
+//! closed when what is under way on it has ended, and if that was only a read its answer does not count: it is read again. So what
+//! is read after a planned switchover is never the past of a server that was the primary, as soon as one write has been refused there. Writes need no such
+//! rule: the server that is the primary no more refuses them.
+//!
+//! Behind a proxy or a virtual address the host never changes, and old connections still end at the old primary. So a write that is refused
+//! because its server is read-only begins a new generation there as well, at most one in half a second. And before a mere read ends a task or a step of a saga, it is
+//! repeated on a connection whose server accepts writes (`verified`).
+//!
 //! *Failure.* A connection that is lost, or a server that is going down, makes one of those who notice look through the list, in its order. If
-//! no host accepts writes, nothing changes, and the next failure looks again. Connections that are there fall away as they fail.
+//! no host accepts writes, nothing changes, and the next failure looks again.
 
 use std::str::FromStr as _;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use sqlx::ConnectOptions as _;
 
@@ -14,9 +27,12 @@ use super::db::{Connection, Dialect, database_error, query};
 use super::pool::{Kind, Pooled, Pools, Use};
 
 impl Pools {
-    /// Uses the first host, in order, that accepts writes. If none does, nothing changes.
-    pub(super) async fn fail_over(&self) {
-        if self.hosts.len() < 2 {
+    /// Uses the first host, in order, that accepts writes. If none does, nothing changes. `refused`: the generation in which a write was
+    /// refused because its server is read-only.
+    pub(super) async fn fail_over(&self, refused: Option<u64>) {
+        let generation = self.generation();
+        let is_demoted = refused == Some(generation.number) && generation.since.elapsed() >= RENEWED;
+        if self.hosts.is_empty() || (self.hosts.len() == 1 && !is_demoted) {
             return;
         }
         let Ok(_alone) = self.failing_over.try_lock() else {
@@ -26,33 +42,36 @@ impl Pools {
             if !self.accepts_writes(host).await {
                 continue;
             }
-            if self.host.swap(i, Ordering::AcqRel) != i {
+            let is_another = self.host.swap(i, Ordering::AcqRel) != i;
+            if is_another {
                 tracing::warn!(
                     host = i + 1,
                     of = self.hosts.len(),
                     "database failover: now using another host of the list"
                 );
             }
-            return self.connect_to(host);
+            if (is_another || is_demoted)
+                && let Err(e) = self.begin_generation(host)
+            {
+                tracing::error!(host = i + 1, error = %e, "the database cannot be connected to");
+            }
+            return;
         }
     }
 
     async fn accepts_writes(&self, host: &str) -> bool {
         let probe = async {
-            match &self.pools {
-                #[cfg(feature = "sqlite")]
-                Kind::Sqlite(_) => Ok(true),
+            match self.dialect() {
+                Dialect::Sqlite => Ok(true),
                 #[cfg(feature = "postgres")]
-                Kind::Postgres(_) => {
+                Dialect::Postgres => {
                     let mut c = sqlx::postgres::PgConnectOptions::from_str(host)?.connect().await?;
-                    let sql = "SELECT CASE WHEN pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on' THEN 0 ELSE 1 END";
-                    is_one(Connection::from(&mut c), sql).await
+                    is_writable(&mut Connection::from(&mut c)).await
                 }
                 #[cfg(feature = "mysql")]
-                Kind::MySql(_) => {
+                Dialect::MySql => {
                     let mut c = sqlx::mysql::MySqlConnectOptions::from_str(host)?.connect().await?;
-                    let sql = "SELECT CASE WHEN @@global.read_only = 0 THEN 1 ELSE 0 END";
-                    let writable = is_one(Connection::from(&mut c), sql).await?;
+                    let writable = is_writable(&mut Connection::from(&mut c)).await?;
                     Ok(writable && super::connect::is_ready(&mut Connection::from(&mut c)).await?)
                 }
             }
@@ -60,36 +79,6 @@ impl Pools {
         tokio::time::timeout(self.options.connect_timeout, probe)
             .await
             .is_ok_and(|r: sqlx::Result<bool>| r.unwrap_or(false))
-    }
-
-    /// New connections go to this host; old ones fall away as they fail.
-    fn connect_to(&self, host: &str) {
-        match &self.pools {
-            #[cfg(feature = "sqlite")]
-            Kind::Sqlite(_) => {}
-            #[cfg(feature = "postgres")]
-            Kind::Postgres(pair) => {
-                let options = match self.business {
-                    None => super::connect::postgres_options(host),
-                    Some(_) => super::connect::business_postgres_options(host).map(|o| (o.clone(), o)),
-                };
-                if let Ok((first, rest)) = options {
-                    pair.first.set_connect_options(first);
-                    pair.rest.set_connect_options(rest);
-                }
-            }
-            #[cfg(feature = "mysql")]
-            Kind::MySql(pair) => {
-                let options = match &self.business {
-                    None => super::connect::mysql_options(host),
-                    Some(business) => super::connect::business_mysql_options(host, business),
-                };
-                if let Ok(options) = options {
-                    pair.first.set_connect_options(options.clone());
-                    pair.rest.set_connect_options(options);
-                }
-            }
-        }
     }
 
     /// The first connection: within the time limit, to a database that is new enough.
@@ -122,7 +111,7 @@ impl Pools {
 
     /// Why SQLite cannot open a file, in more words than it has; empty where that is not to be seen.
     fn what_is_wrong_with_the_file(&self) -> String {
-        match &self.pools {
+        match &self.generation().pools {
             #[cfg(feature = "sqlite")]
             Kind::Sqlite(pair) => wrong_with(pair.first.connect_options().get_filename()),
             #[allow(unreachable_patterns, reason = "reachable only with another database's cargo feature")]
@@ -134,7 +123,7 @@ impl Pools {
     async fn first_connection(&self) -> sqlx::Result<String> {
         let mut result = self.version().await;
         if result.is_err() && self.hosts.len() > 1 {
-            self.fail_over().await;
+            self.fail_over(None).await;
             result = self.version().await;
         }
         result
@@ -153,7 +142,7 @@ impl Pools {
 
     /// A pool goes on trying to connect until its time is up; the first time we want to hear at once why it cannot.
     async fn connect_once(&self) -> sqlx::Result<Pooled> {
-        match &self.pools {
+        match &self.generation().pools {
             #[cfg(feature = "sqlite")]
             Kind::Sqlite(pair) => drop(pair.first.acquire().await?),
             #[cfg(feature = "postgres")]
@@ -161,7 +150,7 @@ impl Pools {
             #[cfg(feature = "mysql")]
             Kind::MySql(pair) => drop(pair.rest.connect_options().connect().await?),
         }
-        self.acquire(Use::Write).await
+        Ok(self.acquire(Use::Write).await?.1)
     }
 }
 
@@ -176,9 +165,31 @@ fn wrong_with(file: &std::path::Path) -> String {
     }
 }
 
-async fn is_one(mut c: Connection<'_>, sql: &'static str) -> sqlx::Result<bool> {
+/// Whether the server at the other end accepts writes from everybody.
+async fn is_writable(c: &mut Connection<'_>) -> sqlx::Result<bool> {
+    let sql = match c.dialect() {
+        Dialect::Sqlite => return Ok(true),
+        Dialect::Postgres => {
+            "SELECT CASE WHEN pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on' THEN 0 ELSE 1 END"
+        }
+        // Some versions have words for these values, others numbers. A server with `super_read_only` has `read_only` as well.
+        Dialect::MySql => {
+            "SELECT CASE WHEN CAST(@@global.read_only AS CHAR) IN ('0', 'OFF') AND \
+             CAST(@@global.innodb_read_only AS CHAR) IN ('0', 'OFF') THEN 1 ELSE 0 END"
+        }
+    };
     Ok(c.row(query(sql)).await?.map(|row| row.int()).transpose()? == Some(1))
 }
+
+/// For what follows on this connection: an error, as of a lost connection, if its server does not accept writes.
+pub(super) async fn verified(c: &mut Connection<'_>) -> sqlx::Result<()> {
+    let read_only =
+        || std::io::Error::new(std::io::ErrorKind::ConnectionReset, "this server is not the primary any more");
+    if is_writable(c).await? { Ok(()) } else { Err(sqlx::Error::Io(read_only())) }
+}
+
+/// The shortest life of a generation whose host stays the same.
+const RENEWED: Duration = Duration::from_millis(500);
 
 /// Major and minor of `15.18 (Debian …)` or `5.5.5-10.11.19-MariaDB-…`.
 fn numbers(version: &str) -> [u32; 2] {

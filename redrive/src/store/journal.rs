@@ -23,7 +23,6 @@ use super::audit::{AuditEntry, Record};
 use super::db::{Connection, Dialect, Row, Value, database_error, query};
 use super::insert::insert_follow_ups;
 use super::layout::Tables;
-#[cfg(feature = "notify")]
 use super::notice::Happened;
 use super::pool::Use;
 use super::retry::{Scope, retrying};
@@ -48,7 +47,6 @@ pub(crate) struct Append {
     /// What people did, for the audit.
     pub(crate) audits: Vec<AuditEntry>,
     /// What people are to be told of it.
-    #[cfg(feature = "notify")]
     pub(crate) happened: Option<Happened>,
 }
 
@@ -139,7 +137,6 @@ async fn append_once(
             record.write(c, now).await?;
         }
     }
-    #[cfg(feature = "notify")]
     for happened in appends.iter().filter(|a| written.contains(&a.id)).filter_map(|a| a.happened.as_ref()) {
         happened.write(c, now).await?;
     }

@@ -2,7 +2,7 @@
 //!
 //! *Invariants.* A notice is written in the transaction that settles the failed attempt, once for a task, and only while
 //! its `notified_at` is not set. It is deleted in the transaction that sets that, in whichever table the task is then. Both
-//! lock the task's row before the notice's.
+//! lock the task's row before the notice's. What no channel takes for a week is deleted by the upkeep.
 
 #[cfg(feature = "notify")]
 use std::fmt::Display;
@@ -101,7 +101,6 @@ impl Notice {
 
 impl Store {
     /// People are to be told of something that happened: `node.fenced`, to whom, in a sentence. In the next message, to all channels, once.
-    #[cfg(feature = "notify")]
     pub(crate) async fn note_event(&self, kind: &str, who: &str, said: &str, now: Timestamp) -> Result<()> {
         let happened = self.happened(kind, who, said, now);
         retrying!(self.pools(), Use::Write, Scope::Statement, "noting what people are to be told of", |c, _| {
@@ -110,7 +109,6 @@ impl Store {
     }
 
     /// The same, to be written with what happened.
-    #[cfg(feature = "notify")]
     pub(crate) fn happened(&self, kind: &str, who: &str, said: &str, now: Timestamp) -> Happened {
         let (kind, who, said) = (storable(kind, 100), storable(who, 500), storable(said, LONGEST_EVENT));
         Happened { id: self.new_id(None, now), kind, who, said }
@@ -118,7 +116,6 @@ impl Store {
 }
 
 /// Something that happened, of which people are to be told.
-#[cfg(feature = "notify")]
 #[derive(Debug)]
 pub(crate) struct Happened {
     id: TaskId,
@@ -127,7 +124,6 @@ pub(crate) struct Happened {
     said: String,
 }
 
-#[cfg(feature = "notify")]
 impl Happened {
     pub(super) async fn write(&self, c: &mut Connection<'_>, now: Timestamp) -> sqlx::Result<()> {
         let (insert, once) = insert_once(c.dialect());
@@ -139,7 +135,6 @@ impl Happened {
 }
 
 /// Bytes of what is said of an event.
-#[cfg(feature = "notify")]
 const LONGEST_EVENT: usize = 1_000;
 
 /// A task as it is after its failed attempt, and why it was given up, if it was.

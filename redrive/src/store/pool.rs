@@ -7,19 +7,21 @@
 //! *Failure.* `retrying!` repeats an operation that failed for a passing reason (deadlock, lost connection, failover)
 //! with a growing pause, until `retry_for` is over. The operation is told which try it is: from the second on, an earlier
 //! one may have been committed without our hearing of it. With several hosts in the URL they are tried in their order, and
-//! the first that accepts writes is used; nothing is balanced. What a Galera cluster needs besides is told in `connect`.
+//! the first that accepts writes is used; nothing is balanced. Connections belong to a generation of the host, which `host`
+//! explains. What a Galera cluster needs besides is told in `connect`.
 
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
 
+use crate::clock::Stopwatch;
 use crate::crypt::Keyring;
 use crate::error::{Error, Fault, Result};
 
 use super::connect::{insert_share, is_memory};
-use super::db::{Connection, Dialect, Tx, database_error, each, fault};
+use super::db::{Connection, Dialect, Tx, database_error, each, fault, is_read_only};
 use super::faults::{Fault as Planned, Faults, lost};
 use super::layout::Layout;
 use super::retry::{Lease, Scope, Tries, within};
@@ -89,13 +91,13 @@ pub(crate) enum Use {
 
 #[derive(Debug)]
 pub(crate) struct Pools {
-    pub(super) pools: Kind,
+    current: RwLock<Arc<Generation>>,
     url: Secret,
     pub(super) hosts: Vec<String>,
     /// Which of the hosts is used.
     pub(super) host: AtomicUsize,
-    pub(super) kept_first: Mutex<Option<Pooled>>,
-    pub(super) kept_rest: Mutex<Option<Pooled>>,
+    kept_first: Mutex<Option<(u64, Pooled)>>,
+    kept_rest: Mutex<Option<(u64, Pooled)>>,
     /// Held while looking for a host that accepts writes.
     pub(super) failing_over: tokio::sync::Mutex<()>,
     pub(super) shown: String,
@@ -118,6 +120,50 @@ impl Business {
         let defaults = StoreOptions::default();
         let answer_timeout = self.answer_timeout.unwrap_or(defaults.answer_timeout);
         StoreOptions { max_connections, answer_timeout, ..defaults }
+    }
+}
+
+/// The connections to one host, for as long as it is the primary. See `host`.
+#[derive(Debug)]
+pub(super) struct Generation {
+    pub(super) number: u64,
+    pub(super) since: Stopwatch,
+    pub(super) pools: Kind,
+}
+
+impl Generation {
+    /// Closes all connections, after what is under way on them.
+    async fn close(&self) {
+        each!(Kind, &self.pools, pair => {
+            tokio::join!(pair.first.close(), pair.rest.close());
+        });
+    }
+
+    async fn acquire(&self, wanted: Use) -> sqlx::Result<Pooled> {
+        Ok(match &self.pools {
+            #[cfg(feature = "sqlite")]
+            Kind::Sqlite(pair) => Pooled::Sqlite(pair.pool(wanted).acquire().await?),
+            #[cfg(feature = "postgres")]
+            Kind::Postgres(pair) => Pooled::Postgres(pair.pool(wanted).acquire().await?),
+            #[cfg(feature = "mysql")]
+            Kind::MySql(pair) => Pooled::MySql(pair.pool(wanted).acquire().await?),
+        })
+    }
+
+    async fn begin(&self, wanted: Use) -> sqlx::Result<Tx> {
+        Ok(match &self.pools {
+            // A deferred transaction that reads and then writes fails at once, whatever the busy timeout.
+            #[cfg(feature = "sqlite")]
+            Kind::Sqlite(pair) => Tx::Sqlite(pair.pool(wanted).begin_with("BEGIN IMMEDIATE").await?),
+            #[cfg(feature = "postgres")]
+            Kind::Postgres(pair) => Tx::Postgres(pair.pool(wanted).begin().await?),
+            #[cfg(feature = "mysql")]
+            Kind::MySql(pair) => Tx::MySql(pair.pool(wanted).begin().await?),
+        })
+    }
+
+    fn first(pools: Kind) -> RwLock<Arc<Self>> {
+        RwLock::new(Arc::new(Self { number: 0, since: Stopwatch::start(), pools }))
     }
 }
 
@@ -196,32 +242,12 @@ impl Pools {
         let Some(first) = url.hosts.first() else {
             return Err(Error::invalid("url", "has no host"));
         };
-        let pools = match (url.dialect, &business) {
-            #[cfg(feature = "sqlite")]
-            (Dialect::Sqlite, None) => Kind::Sqlite(super::connect::sqlite_pools(first, &options)?),
-            #[cfg(feature = "postgres")]
-            (Dialect::Postgres, None) => Kind::Postgres(super::connect::postgres_pools(first, &options)?),
-            #[cfg(feature = "mysql")]
-            (Dialect::MySql, None) => Kind::MySql(super::connect::mysql_pools(first, &options)?),
-            #[cfg(feature = "sqlite")]
-            (Dialect::Sqlite, Some(_)) => Kind::Sqlite(super::connect::business_sqlite(first, &options)?),
-            #[cfg(feature = "postgres")]
-            (Dialect::Postgres, Some(b)) => Kind::Postgres(super::connect::business_postgres(first, &options, b)?),
-            #[cfg(feature = "mysql")]
-            (Dialect::MySql, Some(b)) => Kind::MySql(super::connect::business_mysql(first, &options, b)?),
-            #[allow(unreachable_patterns, reason = "reachable only without some database's cargo feature")]
-            (other, _) => {
-                return Err(Error::invalid(
-                    "url",
-                    format!("this build has no support for {other:?}: enable its cargo feature"),
-                ));
-            }
-        };
+        let pools = open_kind(first, url.dialect, &options, business.as_ref())?;
         let host = AtomicUsize::new(0);
         let failing_over = tokio::sync::Mutex::default();
         let whole = Secret(whole_url.to_owned());
         let pools = Self {
-            pools,
+            current: Generation::first(pools),
             url: whole,
             hosts: url.hosts,
             host,
@@ -240,7 +266,7 @@ impl Pools {
     fn of_pool(pools: Kind, shown: &str, business: Business) -> Self {
         let options = business.options(1);
         Self {
-            pools,
+            current: Generation::first(pools),
             url: Secret(shown.to_owned()),
             hosts: Vec::new(),
             host: AtomicUsize::new(0),
@@ -281,7 +307,7 @@ impl Pools {
     }
 
     pub(crate) fn dialect(&self) -> Dialect {
-        match self.pools {
+        match self.generation().pools {
             #[cfg(feature = "sqlite")]
             Kind::Sqlite(_) => Dialect::Sqlite,
             #[cfg(feature = "postgres")]
@@ -311,43 +337,56 @@ impl Pools {
 
     pub(crate) async fn close(&self) {
         drop((lock(&self.kept_first).take(), lock(&self.kept_rest).take()));
-        each!(Kind, &self.pools, pair => {
-            pair.first.close().await;
-            pair.rest.close().await;
-        });
+        self.generation().close().await;
+    }
+
+    /// The connections in use now.
+    pub(super) fn generation(&self) -> Arc<Generation> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Connects to this host from now on. The connections that there are end: idle ones now, others when what is under way on them has.
+    pub(super) fn begin_generation(&self, host: &str) -> Result<()> {
+        let pools = open_kind(host, self.dialect(), &self.options, self.business.as_ref())?;
+        let before = {
+            let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+            let next = Generation { number: current.number + 1, since: Stopwatch::start(), pools };
+            std::mem::replace(&mut *current, Arc::new(next))
+        };
+        drop((lock(&self.kept_first).take(), lock(&self.kept_rest).take()));
+        tokio::spawn(async move { before.close().await });
+        Ok(())
     }
 
     /// The pool for everything but inserts, if this is PostgreSQL.
     #[cfg(feature = "postgres")]
-    pub(crate) fn postgres(&self) -> Option<&sqlx::PgPool> {
-        match &self.pools {
-            Kind::Postgres(pair) => Some(&pair.rest),
+    pub(crate) fn postgres(&self) -> Option<sqlx::PgPool> {
+        match &self.generation().pools {
+            Kind::Postgres(pair) => Some(pair.rest.clone()),
             #[allow(unreachable_patterns, reason = "reachable with another database's cargo feature")]
             _ => None,
         }
     }
 
-    pub(super) async fn acquire(&self, wanted: Use) -> sqlx::Result<Pooled> {
-        Ok(match &self.pools {
-            #[cfg(feature = "sqlite")]
-            Kind::Sqlite(pair) => Pooled::Sqlite(pair.pool(wanted).acquire().await?),
-            #[cfg(feature = "postgres")]
-            Kind::Postgres(pair) => Pooled::Postgres(pair.pool(wanted).acquire().await?),
-            #[cfg(feature = "mysql")]
-            Kind::MySql(pair) => Pooled::MySql(pair.pool(wanted).acquire().await?),
-        })
+    /// A connection, and the number of its generation.
+    pub(super) async fn acquire(&self, wanted: Use) -> sqlx::Result<(u64, Pooled)> {
+        loop {
+            let generation = self.generation();
+            match generation.acquire(wanted).await {
+                Err(sqlx::Error::PoolClosed) if generation.number != self.generation().number => {}
+                acquired => return Ok((generation.number, acquired?)),
+            }
+        }
     }
 
     pub(crate) async fn begin(&self, wanted: Use) -> sqlx::Result<Tx> {
-        Ok(match &self.pools {
-            // A deferred transaction that reads and then writes fails at once, whatever the busy timeout.
-            #[cfg(feature = "sqlite")]
-            Kind::Sqlite(pair) => Tx::Sqlite(pair.pool(wanted).begin_with("BEGIN IMMEDIATE").await?),
-            #[cfg(feature = "postgres")]
-            Kind::Postgres(pair) => Tx::Postgres(pair.pool(wanted).begin().await?),
-            #[cfg(feature = "mysql")]
-            Kind::MySql(pair) => Tx::MySql(pair.pool(wanted).begin().await?),
-        })
+        loop {
+            let generation = self.generation();
+            match generation.begin(wanted).await {
+                Err(sqlx::Error::PoolClosed) if generation.number != self.generation().number => {}
+                begun => return begun,
+            }
+        }
     }
 
     /// A connection, in a transaction if asked: for [`retrying`].
@@ -357,13 +396,13 @@ impl Pools {
             None => None,
         };
         let kept = self.kept(wanted).and_then(|kept| lock(kept).take());
-        let pooled = match kept {
-            Some(pooled) => pooled,
-            None => self.acquire(wanted).await?,
+        let (generation, pooled) = match kept {
+            Some(kept) if kept.0 == self.generation().number => kept,
+            _ => self.acquire(wanted).await?,
         };
         let is_change = matches!(wanted, Use::Schema | Use::Insert) && scope == Scope::Statement; // rows go in a transaction
         let holds_locks = is_change && self.dialect() == Dialect::MySql;
-        let mut lease = Lease { pooled: Some(pooled), in_transaction: false, holds_locks, fault };
+        let mut lease = Lease { pooled: Some(pooled), generation, in_transaction: false, holds_locks, fault };
         if scope == Scope::Transaction {
             lease.in_transaction = true;
             let begin = if self.dialect() == Dialect::Sqlite { "BEGIN IMMEDIATE" } else { "START TRANSACTION" };
@@ -391,17 +430,19 @@ impl Pools {
             return result; // dropping it discards it
         }
         let Some(pooled) = lease.pooled.take() else { return result };
-        if result.as_ref().is_err_and(loses_connection) {
+        let is_current = lease.generation == self.generation().number;
+        if !is_current || result.as_ref().is_err_and(loses_connection) {
             pooled.discard();
         } else if let Some(kept) = self.kept(wanted) {
-            lock(kept).get_or_insert(pooled);
+            lock(kept).get_or_insert((lease.generation, pooled));
         }
+        let result = if is_current || wanted != Use::Read { result } else { result.and(Err(superseded())) };
         if lease.fault == Some(Planned::FailAfterCommit) { result.and(Err(lost())) } else { result }
     }
 
     /// Where a connection is kept between two uses. A pool tests each one that is returned to it, which costs a round trip
     /// and a task; in a loop of flushes that is felt. Never the last one of a pool: someone may be waiting for it there.
-    fn kept(&self, wanted: Use) -> Option<&Mutex<Option<Pooled>>> {
+    fn kept(&self, wanted: Use) -> Option<&Mutex<Option<(u64, Pooled)>>> {
         let first = wanted == Use::Insert;
         let connections = if first { insert_share(&self.options) } else { self.options.max_connections / 2 };
         let may = self.dialect() != Dialect::Sqlite && connections > 1;
@@ -454,15 +495,45 @@ impl Pools {
         tracing::debug!(error = %e, "trying again: {doing}");
         tries.failed(fault);
         if matches!(fault, Fault::Disconnected | Fault::Unavailable) {
-            self.fail_over().await;
+            self.fail_over(is_read_only(&e).then_some(tries.generation)).await;
         }
         tries.wait().await;
         None
     }
 }
 
+/// The pools of connections to a host; nothing is connected yet.
+fn open_kind(host: &str, dialect: Dialect, options: &StoreOptions, business: Option<&Business>) -> Result<Kind> {
+    Ok(match (dialect, business) {
+        #[cfg(feature = "sqlite")]
+        (Dialect::Sqlite, None) => Kind::Sqlite(super::connect::sqlite_pools(host, options)?),
+        #[cfg(feature = "postgres")]
+        (Dialect::Postgres, None) => Kind::Postgres(super::connect::postgres_pools(host, options)?),
+        #[cfg(feature = "mysql")]
+        (Dialect::MySql, None) => Kind::MySql(super::connect::mysql_pools(host, options)?),
+        #[cfg(feature = "sqlite")]
+        (Dialect::Sqlite, Some(_)) => Kind::Sqlite(super::connect::business_sqlite(host, options)?),
+        #[cfg(feature = "postgres")]
+        (Dialect::Postgres, Some(b)) => Kind::Postgres(super::connect::business_postgres(host, options, b)?),
+        #[cfg(feature = "mysql")]
+        (Dialect::MySql, Some(b)) => Kind::MySql(super::connect::business_mysql(host, options, b)?),
+        #[allow(unreachable_patterns, reason = "reachable only without some database's cargo feature")]
+        (other, _) => {
+            return Err(Error::invalid(
+                "url",
+                format!("this build has no support for {other:?}: enable its cargo feature"),
+            ));
+        }
+    })
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What was read from a server that is not used any more.
+fn superseded() -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::ConnectionReset, "another server is the primary by now"))
 }
 
 pub(crate) fn loses_connection(e: &sqlx::Error) -> bool {

@@ -26,6 +26,8 @@ const LETTERS: u32 = 100;
 const SLACK: Duration = Duration::from_secs(3600);
 /// Keys that are looked at in one round: those of tasks that live stay, and there is no index of the others.
 const KEYS: i64 = 10_000;
+/// Notices that no channel has taken for so long are of no use any more.
+const KEEP_NOTICES: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Dead nodes are remembered for so long, for people.
 const REMEMBER_NODES: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -140,6 +142,8 @@ pub struct Swept {
     pub sagas: u64,
     /// Rows of the barrier for participants that keep it in this database.
     pub barriers: u64,
+    /// Notices that have waited for a channel for a week.
+    pub notices: u64,
     /// Nodes that have been dead for a week.
     pub nodes: u64,
 }
@@ -147,7 +151,7 @@ pub struct Swept {
 impl Swept {
     /// Whether there is likely to be as much again.
     pub(crate) fn is_much(&self) -> bool {
-        let rounds = [self.archived, self.keys, self.audited, self.sagas, self.barriers];
+        let rounds = [self.archived, self.keys, self.audited, self.sagas, self.barriers, self.notices];
         rounds.iter().any(|n| *n >= u64::from(ROUND)) || self.dead >= u64::from(LETTERS)
     }
 }
@@ -172,6 +176,7 @@ impl Store {
                 None => 0,
             },
             barriers: count(self.expire_barriers().await),
+            notices: count(self.drop_notices(now - KEEP_NOTICES).await),
             nodes: count(self.forget_nodes(now - REMEMBER_NODES).await),
         };
         failed.map_or(Ok(swept), Err)
@@ -228,6 +233,23 @@ impl Store {
             })?;
         }
         Ok(removed)
+    }
+
+    /// Notices of tasks and of what happened, whether there are channels that failed or none. There is no index of when they were made,
+    /// but a notice is not older than its task.
+    async fn drop_notices(&self, before: Timestamp) -> Result<u64> {
+        let (made, bounds) = created(TaskId::first_at(before + SLACK), false, Ids::Mixed);
+        let old = format!("{} AND created_at < ?", made.replace("id ", "task_id "));
+        let sql = match self.dialect() {
+            Dialect::MySql => format!("DELETE FROM redrive_notice WHERE {old} ORDER BY task_id LIMIT ?"),
+            _ => format!(
+                "DELETE FROM redrive_notice WHERE task_id IN \
+                 (SELECT task_id FROM redrive_notice WHERE {old} ORDER BY task_id LIMIT ?)"
+            ),
+        };
+        retrying!(self.pools(), Use::Write, Scope::Statement, "removing old notices", |c, _| {
+            c.execute(query(sql.clone()).bind_all(bounds.clone()).bind(before).bind(ROUND)).await
+        })
     }
 
     async fn forget_nodes(&self, before: Timestamp) -> Result<u64> {

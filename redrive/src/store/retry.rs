@@ -36,6 +36,8 @@ pub(crate) async fn within<T>(limit: Option<Duration>, work: impl Future<Output 
 pub(crate) struct Lease {
     /// `None` only when it has been given back.
     pub(crate) pooled: Option<Pooled>,
+    /// See `host`.
+    pub(crate) generation: u64,
     pub(crate) in_transaction: bool,
     /// Whether it may hold locks that no rollback ends: MySQL's, while tables are changed.
     pub(crate) holds_locks: bool,
@@ -137,6 +139,7 @@ macro_rules! retrying {
                 }
                 Ok(mut lease) => {
                     tries.begun = true;
+                    tries.generation = lease.generation;
                     let result: Option<sqlx::Result<_>> = match lease.connection() {
                         Err(e) => Some(Err(e)),
                         Ok(mut connection) => {
@@ -165,6 +168,8 @@ pub(crate) struct Tries {
     pub(crate) unsure: u32,
     /// True if this try had a connection: without one nothing can have been written.
     pub(crate) begun: bool,
+    /// Generation of the connection that was used last, see `host`.
+    pub(crate) generation: u64,
     pub(crate) since: Stopwatch,
     pub(crate) limit: Duration,
     pub(crate) patient: bool,
@@ -172,7 +177,7 @@ pub(crate) struct Tries {
 
 impl Tries {
     pub(crate) fn new(limit: Duration, patient: bool) -> Self {
-        Self { count: 0, unsure: 0, begun: false, since: Stopwatch::start(), limit, patient }
+        Self { count: 0, unsure: 0, begun: false, generation: 0, since: Stopwatch::start(), limit, patient }
     }
 
     /// Counts a try that failed. After a conflict or a lock it was certainly rolled back.

@@ -17,6 +17,7 @@ stores!(
     people_are_told_once_that_a_node_died,
     source_4_people_are_told_when_a_gate_opens,
     people_are_told_once_that_a_saga_is_stuck,
+    what_happens_on_a_node_without_channels_is_told_by_another,
 );
 
 fn builder(db: &Db) -> redrive::Builder {
@@ -76,8 +77,7 @@ async fn people_are_told_once_that_a_node_died(db: Db) {
     assert_eq!((sink.mails().len(), db.count("redrive_notice").await), (1, 0));
 }
 
-async fn source_4_people_are_told_when_a_gate_opens(db: Db) {
-    let mut sink = Sink::start().await;
+fn shut_after_three() -> GateConfig {
     let mut gate = GateConfig::default();
     gate.breaker = BreakerConfig {
         trips: vec![Trip::Consecutive(3)],
@@ -85,11 +85,21 @@ async fn source_4_people_are_told_when_a_gate_opens(db: Db) {
         open_jitter: Jitter::None,
         ..BreakerConfig::default()
     };
-    let handler = async |_: Context<'static>, _: u64| {
-        Err::<(), _>(Verdict::Failed(Failure::retry(Kind::CONNECT, "nobody is there")))
-    };
+    gate
+}
+
+async fn nobody_there(_: Context<'static>, _: u64) -> Result<(), Verdict> {
+    Err(Verdict::Failed(Failure::retry(Kind::CONNECT, "nobody is there")))
+}
+
+async fn source_4_people_are_told_when_a_gate_opens(db: Db) {
+    let mut sink = Sink::start().await;
     let builder = Engine::builder(db.store.clone()).notify(sink.config());
-    let engine = builder.register_with("m", MethodOptions::default().gate(gate), handler).start().await.unwrap();
+    let engine = builder
+        .register_with("m", MethodOptions::default().gate(shut_after_three()), nobody_there)
+        .start()
+        .await
+        .unwrap();
     engine.enqueue_many((0..10).map(new)).await.unwrap();
     let mail = sink.next_mail().await;
     let subject = header(&mail, "Subject").unwrap();
@@ -108,10 +118,7 @@ impl StepRunner for Dark {
     }
 }
 
-async fn people_are_told_once_that_a_saga_is_stuck(db: Db) {
-    let mut sink = Sink::start().await;
-    let started = |builder: redrive::Builder| builder.saga_runner("dark", MethodOptions::default(), Dark).start();
-    let engine = started(Engine::builder(db.store.clone()).notify(sink.config())).await.unwrap();
+fn order() -> Definition {
     let pay = StepDef {
         name: "pay".into(),
         method: Some("dark".into()),
@@ -119,8 +126,14 @@ async fn people_are_told_once_that_a_saga_is_stuck(db: Db) {
         undo: UndoKind::Irreversible,
         ..StepDef::default()
     };
-    let definition = Definition { name: "order".into(), steps: vec![pay], ..Definition::default() };
-    engine.sagas().start_with(definition.clone(), "order-7", serde_json::json!(1)).await.unwrap();
+    Definition { name: "order".into(), steps: vec![pay], ..Definition::default() }
+}
+
+async fn people_are_told_once_that_a_saga_is_stuck(db: Db) {
+    let mut sink = Sink::start().await;
+    let started = |builder: redrive::Builder| builder.saga_runner("dark", MethodOptions::default(), Dark).start();
+    let engine = started(Engine::builder(db.store.clone()).notify(sink.config())).await.unwrap();
+    engine.sagas().start_with(order(), "order-7", serde_json::json!(1)).await.unwrap();
     let mail = sink.next_mail().await;
     let subject = header(&mail, "Subject").unwrap();
     assert!(subject.starts_with("[redrive] saga order-7 (order) is stuck and needs a person"), "{subject}");
@@ -130,10 +143,31 @@ async fn people_are_told_once_that_a_saga_is_stuck(db: Db) {
     engine.sagas().edit_input("order-7", serde_json::json!(2), Some("ada"), None).await.unwrap();
     engine.stop().await;
     assert_eq!((sink.mails().len(), db.count("redrive_notice").await), (1, 0));
-    // Where there are no channels there is nobody to tell.
-    let engine = started(Engine::builder(db.another().await)).await.unwrap();
-    engine.sagas().start_with(definition, "order-8", serde_json::json!(1)).await.unwrap();
-    engine.sagas().until("order-8", |state| state == SagaState::Stuck).await.unwrap();
-    engine.stop().await;
+}
+
+/// A service has no channels, the server beside it has: what happens at the service is told by the server.
+async fn what_happens_on_a_node_without_channels_is_told_by_another(db: Db) {
+    let now = db.store.now().await.unwrap();
+    db.store.register(&Registration { name: "till-3".into(), ..Registration::default() }, now).await.unwrap();
+    let ms = Duration::from_millis;
+    let mut config = EngineConfig::default();
+    (config.beat_interval, config.lease, config.margin) = (ms(100), ms(600), ms(100));
+    let service = Engine::builder(db.another().await).config(config);
+    let service = service.register_with("m", MethodOptions::default().gate(shut_after_three()), nobody_there);
+    let service = service.saga_runner("dark", MethodOptions::default(), Dark).start().await.unwrap();
+    service.enqueue_many((0..10).map(new)).await.unwrap();
+    service.sagas().start_with(order(), "order-8", serde_json::json!(1)).await.unwrap();
+    service.sagas().until("order-8", |state| state == SagaState::Stuck).await.unwrap();
+    while db.count("redrive_notice").await < 3 {
+        moment().await;
+    }
+    service.stop().await;
+    let mut sink = Sink::start().await;
+    let server = Engine::builder(db.another().await).notify(sink.config()).start().await.unwrap();
+    let said = text(&sink.next_mail().await);
+    server.stop().await;
+    for kind in ["node.fenced", "gate.opened", "saga.stuck"] {
+        assert!(said.contains(kind), "{kind}: {said}");
+    }
     assert_eq!(db.count("redrive_notice").await, 0);
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redrive::notify::{Channel, Format, Notifier, NotifyConfig, Round};
-use redrive::store::{Settle, Settled};
+use redrive::store::{KeyWalk, Retention, Settle, Settled};
 use redrive::{
     Backoff, DeadReason, Failure, Jitter, NewTask, NodeNumber, Notify, Outcome, Policy, Store, Task, TaskId, Timestamp,
     settle,
@@ -29,6 +29,7 @@ stores!(
     a_settle_that_was_lost_tells_nobody,
     a_notice_is_written_with_the_outcome_or_neither_is,
     an_older_schema_is_brought_up_to_date,
+    a_notice_that_no_channel_takes_goes_after_a_week,
 );
 
 const SENT: Round = Round { sent: 1, failed: 0 };
@@ -320,4 +321,14 @@ async fn an_older_schema_is_brought_up_to_date(db: Db) {
     let store = db.another().await;
     assert_eq!(store.notices(1).await.unwrap(), []);
     assert_eq!(store.channel_states().await.unwrap(), []);
+}
+
+async fn a_notice_that_no_channel_takes_goes_after_a_week(db: Db) {
+    fail_one(&db, 1).await;
+    let day = 24 * 3_600;
+    let swept = async |now: Timestamp| {
+        db.store.sweep_old(&Retention::default(), &mut KeyWalk::default(), now).await.unwrap().notices
+    };
+    assert_eq!((swept(later(6 * day)).await, swept(later(8 * day)).await), (0, 1));
+    assert_eq!(db.count("redrive_notice").await, 0);
 }

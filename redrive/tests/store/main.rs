@@ -28,6 +28,7 @@ mod remind;
 mod rescue;
 mod restart;
 mod search;
+mod server;
 mod settle;
 mod tokens;
 mod undecodable;

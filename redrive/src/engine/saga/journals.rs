@@ -4,7 +4,8 @@
 //!
 //! *Invariants.* One flush is under way; the next takes all that has gathered, up to so many bytes. Each saga of a flush is taken from memory or read, is told
 //! what there is to tell, and is written with what follows, by compare-and-set on its `seq`. What comes to nothing (it is known already, or
-//! cannot be) would not meet that: so nobody is told so by what was in memory, which may be out of date; the saga is read first.
+//! cannot be) would not meet that: so nobody is told so by what was in memory, or was read
+//! from a server that may not be the primary any more: both may be out of date. The saga is read first from one that is.
 //! Nobody is answered before what they said is durable.
 //!
 //! *Failure.* Who lost the compare-and-set is told again to what the saga has become. If the database fails, all that was to be written
@@ -22,10 +23,8 @@ use futures_util::future::BoxFuture;
 use crate::bisect::Bisect;
 use crate::clock::{Timestamp, pause};
 use crate::error::{Error, Fault, Result};
-#[cfg(feature = "notify")]
 use crate::saga::Work;
 use crate::saga::{Event, SagaState, State};
-#[cfg(feature = "notify")]
 use crate::store::Happened;
 use crate::store::{Append, Dialect};
 use crate::task::Task;
@@ -94,18 +93,32 @@ struct Entry {
     before: Option<Arc<Kept>>,
     /// Whether that is from memory.
     remembered: bool,
+    /// Whether that was read from a server that is the primary.
+    verified: bool,
     /// It is there, and cannot be read.
     broken: Option<Error>,
 }
 
 impl Entry {
     fn of(asked: Asked) -> Self {
-        Self { id: asked.id.clone(), asked: vec![asked], before: None, remembered: false, broken: None }
+        Self {
+            id: asked.id.clone(),
+            asked: vec![asked],
+            before: None,
+            remembered: false,
+            verified: false,
+            broken: None,
+        }
     }
 
     /// To be told again to what the saga is.
     fn again(self) -> impl Iterator<Item = Asked> {
         self.asked.into_iter().map(|asked| Asked { reread: true, ..asked })
+    }
+
+    /// Whether it is only to be looked at, and was read for that: if that comes to nothing, there will be another look.
+    fn is_look(&self) -> bool {
+        !self.remembered && self.asked.iter().all(|asked| matches!(asked.tell, Tell::Look))
     }
 
     fn decide(&self, now: Timestamp) -> Option<Outcome> {
@@ -144,17 +157,19 @@ fn decided(shared: &Shared, mut entry: Entry, now: Timestamp) -> Option<(Append,
         entry.refuse(&e);
         return None;
     }
-    let Some(outcome) = entry.decide(now) else {
-        let none = Error::NotFound { what: "saga", id: entry.id.clone() };
-        entry.refuse(&none);
-        return None;
-    };
+    let outcome = entry.decide(now);
     let in_vain = |answer: &Result<bool>| !answer.as_ref().is_ok_and(|is_new| *is_new);
-    if entry.remembered && outcome.answers.iter().any(in_vain) {
+    let is_in_vain = outcome.as_ref().is_none_or(|outcome| outcome.answers.iter().any(in_vain));
+    if !entry.verified && is_in_vain && !entry.is_look() {
         journals.memory.forget(&entry.id);
         journals.put_back(entry.again().collect());
         return None;
     }
+    let Some(outcome) = outcome else {
+        let none = Error::NotFound { what: "saga", id: entry.id.clone() };
+        entry.refuse(&none);
+        return None;
+    };
     if outcome.events.is_empty() {
         let state = entry.before.as_ref().map_or_else(|| Arc::new(outcome.state), |kept| kept.state.clone());
         entry.answer(outcome.answers, &state);
@@ -188,20 +203,25 @@ fn grouped(asked: impl Iterator<Item = Asked>) -> Vec<Entry> {
 /// What the sagas are: from memory, or read.
 async fn find(shared: &Shared, entries: &mut [Entry]) -> Result<()> {
     let memory = &shared.sagas.journals.memory;
-    let mut missing = Vec::new();
+    let (mut missing, mut doubtful) = (Vec::new(), Vec::new());
     for entry in entries.iter_mut() {
         let reread = entry.asked.iter().any(|asked| asked.reread);
         entry.before = if reread { None } else { memory.recall(&entry.id) };
         entry.remembered = entry.before.is_some();
         // One that begins is not looked for: if there is one already, its insert will say so.
         let begins = !reread && matches!(entry.asked.first().map(|asked| &asked.tell), Some(Tell::Begin(_)));
-        if entry.before.is_none() && !begins {
+        entry.verified = reread;
+        if reread {
+            doubtful.push(entry.id.clone());
+        } else if entry.before.is_none() && !begins {
             missing.push(entry.id.clone());
         }
     }
-    let ids: Vec<&str> = missing.iter().map(|id| &**id).collect();
+    let (missing, doubtful) = (strs(&missing), strs(&doubtful));
+    let mut records = shared.store.load_sagas(&missing).await?;
+    records.extend(shared.store.verified_sagas(&doubtful).await?);
     let mut found = HashMap::new();
-    for record in shared.store.load_sagas(&ids).await? {
+    for record in records {
         let id = record.summary.id.clone();
         found.insert(id, memory.read(record));
     }
@@ -216,6 +236,10 @@ async fn find(shared: &Shared, entries: &mut [Entry]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn strs(ids: &[String]) -> Vec<&str> {
+    ids.iter().map(|id| &**id).collect()
 }
 
 impl Shared {
@@ -248,20 +272,17 @@ impl Shared {
             events: outcome.events.iter().map(sealed).collect::<Result<_>>()?,
             tasks,
             audits: outcome.audits.clone(),
-            #[cfg(feature = "notify")]
-            happened: outcome.got_stuck.then(|| self.stuck_notice(id, &outcome.state, now)).flatten(),
+            happened: outcome.got_stuck.then(|| self.stuck_notice(id, &outcome.state, now)),
         })
     }
 
-    /// That a saga is stuck, for people, if there are channels to tell them by.
-    #[cfg(feature = "notify")]
-    fn stuck_notice(&self, id: &str, state: &State, now: Timestamp) -> Option<Happened> {
-        self.notifier.as_ref()?;
+    /// What people are told of a saga that is stuck, by the channels of any node.
+    fn stuck_notice(&self, id: &str, state: &State, now: Timestamp) -> Happened {
         let name = &state.flow.definition.name;
         let at = |(work, error): (Work, &str)| format!(" at {} of {}: {error}", work.op.as_str(), work.place());
         let why = state.why_stuck().map(at).unwrap_or_default();
         let said = format!("saga {id} ({name}) is stuck and needs a person{why}");
-        Some(self.store.happened("saga.stuck", id, &said, now))
+        self.store.happened("saga.stuck", id, &said, now)
     }
 }
 

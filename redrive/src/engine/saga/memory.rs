@@ -3,7 +3,8 @@
 //! *State.* Two generations of sagas, each of so many at the most and so many bytes; definitions, each once however many sagas have it.
 //!
 //! *Invariants.* What is remembered was true once, and may be out of date: other nodes write as well. Whoever writes by it finds out by its
-//! compare-and-set. Whoever would *not* write because of it must read the saga first. What has ended is not remembered.
+//! compare-and-set. Whoever would *not* write because of it must read the saga first, from a server that is the primary now (see
+//! `store/host.rs`). What has ended is not remembered.
 //!
 //! *Failure.* Whatever is forgotten is read again.
 
@@ -48,14 +49,23 @@ impl Memory {
         if !fresh && let Some(kept) = self.recall(id) {
             return Ok(Some(kept.state.clone()));
         }
-        let Some(record) = store.saga(id).await? else { return Ok(None) };
+        store.saga(id).await?.map(|record| self.learn(id, record)).transpose()
+    }
+
+    /// A saga as the primary has it: for whoever ends something because it is not there, or does not want something any more.
+    pub(super) async fn verified(&self, store: &Store, id: &str) -> Result<Option<Arc<State>>> {
+        let record = store.verified_sagas(&[id]).await?.pop();
+        record.map(|record| self.learn(id, record)).transpose()
+    }
+
+    fn learn(&self, id: &str, record: SagaRecord) -> Result<Arc<State>> {
         let kept = self.read(record)?;
         let state = kept.state.clone();
         match state.ended {
             Some(_) => self.forget(id),
             None => lock(&self.kept).put_read(id, Arc::new(kept)),
         }
-        Ok(Some(state))
+        Ok(state)
     }
 
     pub(super) fn recall(&self, id: &str) -> Option<Arc<Kept>> {

@@ -289,7 +289,14 @@ async fn wanted(journals: &Journals, store: &Store, params: &StepParams, task: &
     {
         return Ok(Wanted::Yes(saga));
     }
-    let Some(mut saga) = journals.memory.get(store, id, true).await? else { return Ok(Wanted::No) };
+    let found = journals.memory.get(store, id, true).await?;
+    let has_to_do = |saga: &Arc<State>| saga.wants(work) || saga.is_awaited(work);
+    // A server that was the primary until a moment ago may not have heard of it yet: what ends a task is read from one that is.
+    let found = match found.filter(has_to_do) {
+        Some(saga) => Some(saga),
+        None => journals.memory.verified(store, id).await?,
+    };
+    let Some(mut saga) = found else { return Ok(Wanted::No) };
     if saga.wants(work) && !is_its(&saga) {
         saga = journals.tell(id, Tell::Again(work.clone(), doer)).await?.state;
     }
