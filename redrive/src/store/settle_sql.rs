@@ -329,8 +329,8 @@ pub(super) async fn other_policies(
         let policy = decode_policy(id, &mut c);
         Ok(c.is_sound().then_some((id, policy))) // limits that nobody can read grant nothing
     };
-    let stored: sqlx::Result<Vec<Option<(TaskId, Arc<Policy>)>>> = rows.iter().map(read).collect();
-    let stored = stored?.into_iter().flatten();
+    let stored = rows.iter().map(read).collect::<sqlx::Result<Vec<_>>>()?;
+    let stored = stored.into_iter().flatten();
     Ok(stored.filter(|(id, policy)| known.get(id).is_some_and(|known| **known != **policy)).collect())
 }
 
