@@ -6,7 +6,7 @@
 //! [`claimer`](super::claimer)) until there are few, unless priorities or limits of business ids want them to be seen first.
 //!
 //! *Many lanes.* Each host of HTTP tasks is a lane. Where there are more than [`MANY_LANES`], lanes are read as a whole, a few hundred in a
-//! statement; only one that has much is then read by slices. What is ready here is bounded: when it is full, only lanes of which nothing
+//! statement; one that has much is read by slices from then on, until the floors are forgotten. What is ready here is bounded: when it is full, only lanes of which nothing
 //! is ready are read. The next scan begins where this one stopped, and rests as long as this one took.
 //!
 //! *Failure.* A caller's transaction may commit an old row late, behind the floor, so every `sweep_interval` the floors are forgotten and
@@ -60,6 +60,8 @@ struct Scanner {
     next: Option<Lane>,
     /// Whether the last scan was of many lanes.
     has_many: bool,
+    /// Of many lanes, those that had too much to be read as a whole since the floors were forgotten.
+    large: HashSet<Lane>,
 }
 
 pub(super) async fn run(shared: Arc<Shared>) {
@@ -71,6 +73,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
         if shared.me.may_work() {
             if swept.is_none_or(|s| s.elapsed() >= settings.engine.sweep_interval) {
                 shared.forget_floors();
+                scanner.large.clear();
                 swept = Some(Stopwatch::start());
             }
             let begun = Stopwatch::start();
@@ -161,9 +164,10 @@ impl Scanner {
         }
         // A statement passes over the crowds of one lane only.
         let crowded: HashSet<Lane> = self.crowds.keys().map(|(lane, _)| *lane).collect();
-        let (crowded, free): (Vec<_>, Vec<_>) = lanes.into_iter().partition(|(lane, _)| crowded.contains(lane));
-        let (mut news, mut large) = self.read_lanes(shared, free, until, now).await?;
-        large.extend(crowded);
+        let is_large = |lane: &Lane| crowded.contains(lane) || self.large.contains(lane);
+        let (mut large, small): (Vec<_>, Vec<_>) = lanes.into_iter().partition(|(lane, _)| is_large(lane));
+        let (mut news, grown) = self.read_lanes(shared, small, until, now).await?;
+        large.extend(grown);
         for lanes in large.chunks(LANES_BY_SLICES) {
             news |= self.read_slices(shared, lanes, until, now).await?;
             if shared.waiting().is_full() {
@@ -194,6 +198,7 @@ impl Scanner {
             let counts = count_by_lane(&found);
             large.extend(lanes.into_iter().filter(|(lane, _)| counts.get(lane).is_some_and(|n| *n >= LANE_ROWS)));
         }
+        self.large.extend(large.iter().map(|(lane, _)| *lane));
         Ok((news, large))
     }
 
