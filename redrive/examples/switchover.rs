@@ -134,7 +134,7 @@ async fn start_sagas(engine: Engine, stop: Arc<AtomicBool>, started: Arc<AtomicU
     }
 }
 
-/// How many sagas are in each state, when all have ended or there is no more patience.
+/// Counts sagas by state, when all have ended or there is no more patience.
 async fn ends(engine: &Engine, started: u64) -> anyhow::Result<BTreeMap<&'static str, u64>> {
     let begun = now();
     loop {

@@ -45,7 +45,7 @@ impl<T> Bisect<T> {
         None
     }
 
-    /// The same, but all others are tried before its halves: larger parts first, for those who have little time.
+    /// Halves a part that has failed; all others are tried before its halves. Larger parts go first, for those who have little time.
     pub(crate) fn split_last(&mut self, mut part: Vec<T>) -> Option<T> {
         if part.len() <= 1 {
             return part.pop();

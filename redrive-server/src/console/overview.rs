@@ -159,7 +159,7 @@ fn figures(seen: &Seen, minutes: &[Moment], w: &Words, now: Timestamp) -> Vec<Fi
     ]
 }
 
-/// How many attempts run, and since when the oldest of them does.
+/// The number of attempts that run, and since when the oldest of them does.
 fn running(o: &Overview, w: &Words) -> String {
     let running = fill(w.running_n, &[&html::count(o.running)]);
     match o.oldest_running {

@@ -53,7 +53,7 @@ struct Inner {
     zones: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
-/// What is known of a name.
+/// The knowledge of one name.
 #[derive(Default)]
 struct Entry {
     last: Option<(Timestamp, Found)>,
@@ -174,7 +174,7 @@ impl Resolver {
 
 const LOST: &str = "the lookup was given up";
 
-/// How a lookup begins.
+/// The way in which a lookup begins.
 enum Begun {
     Known(Found),
     UnderWay(watch::Receiver<Option<Found>>),

@@ -68,7 +68,7 @@ struct Direct {
     limit: usize,
     /// The cycle of the lane's gate whose probes they are, if they are.
     probes: Option<i64>,
-    /// How often floors had been forgotten before it.
+    /// The number of times that floors had been forgotten before it.
     forgotten: u64,
 }
 
@@ -174,7 +174,7 @@ impl Shared {
         Some(Direct { lane, half, limit, slices, reserved, probes, forgotten })
     }
 
-    /// Whether a claim can go beside those that are under way in this lane: a single shard has no halves.
+    /// Tells if a claim can go beside those that are under way in this lane: a single shard has no halves.
     fn has_another_half(&self, waiting: &Waiting, lane: Lane) -> bool {
         self.owned_in(lane).count_ones() > 1 || waiting.direct.iter().all(|(other, ..)| *other != lane)
     }

@@ -183,7 +183,7 @@ struct Waiting {
     turn: usize,
     /// The lanes of such claims that are under way, which half, and since when: what they get is not known yet.
     direct: Vec<(Lane, usize, Timestamp)>,
-    /// How often all floors were forgotten.
+    /// The number of times that all floors were forgotten.
     forgotten: u64,
 }
 

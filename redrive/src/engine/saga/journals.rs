@@ -93,7 +93,7 @@ struct Entry {
     before: Option<Arc<Kept>>,
     /// Whether that is from memory.
     remembered: bool,
-    /// Whether that was read from a server that is the primary.
+    /// True if that was read from a server that is the primary.
     verified: bool,
     /// It is there, and cannot be read.
     broken: Option<Error>,
