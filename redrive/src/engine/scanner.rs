@@ -35,7 +35,7 @@ const SLACK: Duration = Duration::from_secs(2);
 
 /// With more lanes than this, a lane is read as a whole first.
 const MANY_LANES: usize = 64;
-/// How many lanes are read by one statement then, and how many by their slices.
+/// Number of lanes that are read by one statement then, and of those that are read by their slices.
 const LANES: usize = 256;
 const LANES_BY_SLICES: usize = 64;
 /// A lane that has so many tasks due, or due soon, is read by its slices.
@@ -58,7 +58,7 @@ struct Scanner {
     crowds: HashMap<(Lane, u32), String>,
     /// Of many lanes, the one with which the next scan begins.
     next: Option<Lane>,
-    /// Whether the last scan was of many lanes.
+    /// True if the last scan was of many lanes.
     has_many: bool,
     /// Of many lanes, those that had too much to be read as a whole since the floors were forgotten.
     large: HashSet<Lane>,
@@ -250,7 +250,7 @@ impl Scanner {
         }
     }
 
-    /// How many rows of each of so many slices a scan brings.
+    /// Returns the number of rows that a scan brings of each of so many slices.
     fn limit(slices: usize) -> usize {
         (SCAN_ROWS / slices.max(1)).clamp(*SLICE_ROWS.start(), *SLICE_ROWS.end())
     }
@@ -305,7 +305,7 @@ impl Scanner {
         owned
     }
 
-    /// Whether so little of a lane is ready that it is read.
+    /// Tells if so little of a lane is ready that it is read.
     fn is_hungry(&self, shared: &Shared, waiting: &Waiting, lane: Lane) -> bool {
         let enough = if self.has_many { *SLICE_ROWS.start() } else { shared.low_water() };
         waiting.ready.lane_len(lane) < enough && !waiting.deep.contains(&lane)
@@ -381,7 +381,7 @@ impl Shared {
 }
 
 impl Waiting {
-    /// Whether as much is ready as is kept in memory.
+    /// Tells if as much is ready as is kept in memory.
     fn is_full(&self) -> bool {
         self.ready.known() >= MOST_READY
     }

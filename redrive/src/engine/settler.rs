@@ -25,7 +25,7 @@ use super::{Shared, lock};
 
 /// Most rows of a flush.
 const MOST_ROWS: usize = 2_000;
-/// How often a batch is tried in vain, while the node beats, before it is halved.
+/// Number of tries in vain, while the node beats, after which a batch is halved.
 const MOST_AWAY: u32 = 3;
 /// How long what is tried by itself waits between two tries, at the most.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
@@ -182,7 +182,7 @@ async fn flush(shared: &Arc<Shared>, mut settles: Vec<Settle>, now: Timestamp) -
     Vec::new()
 }
 
-/// What is to blame if the database seems to be away.
+/// The suspect if the database seems to be away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Suspect {
     Database,
@@ -206,7 +206,7 @@ async fn apart(shared: Arc<Shared>, settles: Vec<Settle>, suspect: Suspect) {
     }
 }
 
-/// What is to blame is tried by itself from now on.
+/// Tries a guilty outcome by itself from now on.
 fn leave_alone(shared: &Arc<Shared>, guilty: Option<Settle>) {
     if let Some(s) = guilty {
         tokio::spawn(shared.part("settler", |shared| alone(shared, s)));
