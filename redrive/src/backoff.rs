@@ -113,6 +113,14 @@ impl Backoff {
         }
     }
 
+    /// The longest wait it gives.
+    pub(crate) fn longest(&self) -> Duration {
+        match self {
+            Self::Exponential { .. } | Self::Linear { .. } | Self::Fixed(_) => self.delay(u32::MAX),
+            Self::List(delays) => delays.iter().max().copied().unwrap_or_default(),
+        }
+    }
+
     /// The name in the column `backoff_strategy`, as source 2 spells it.
     pub fn name(&self) -> &'static str {
         match self {

@@ -188,7 +188,7 @@ impl Engine {
     /// strategy writes anything at all.
     async fn call_through_gate<C: Retryable>(&self, call: &C, persist: Persist, first: &FirstTry) -> Called<C> {
         let part = call.part();
-        let inline = match self.pass_inline(call.method(), part.as_deref()).await {
+        let inline = match self.pass_inline(call.method(), part.as_deref(), first.timeout).await {
             Ok(inline) => inline,
             Err(Back::Paused) => return self.hold_back(call, persist, Cause::Paused).await,
             Err(Back::Gate(until)) => return self.hold_back(call, persist, Cause::Held(until)).await,

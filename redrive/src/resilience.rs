@@ -32,7 +32,7 @@ pub(crate) mod window;
 pub use breaker::CircuitBreaker;
 pub use budget::RetryBudget;
 pub use builder::BreakerBuilder;
-pub use config::{BreakerConfig, Mode, Trip, Window};
+pub use config::{BreakerConfig, HalfOpen, Mode, Trip, Window};
 pub use events::{BreakerEvent, Events};
 pub use http::HttpAnswer;
 pub use last_good::{LastGood, MaybeRejected, Served};
@@ -41,7 +41,7 @@ pub use layer::{
     BreakerFuture, BreakerLayer, BreakerService, ByResult, JudgeFailure, JudgeHealth, LastGoodLayer, LastGoodService,
     RetryLayer, RetryService,
 };
-pub use machine::{Health, Reason, State};
+pub use machine::{Health, Hold, Reason, State};
 pub use permit::{BreakerError, OwnedPermit, Permit, Rejected, rejection};
 pub use retry::{GaveUp, Retry, RetryError, by_kind};
 pub use samples::Tally;

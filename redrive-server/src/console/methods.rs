@@ -102,7 +102,7 @@ struct Target {
 pub(super) async fn show(State(app): State<App>, visit: Visit) -> Answer<Response> {
     let (f, now) = (visit.frame, app.clock.now());
     let counted = counts(&app).await?.overview.clone();
-    let (methods, gates) = (Box::pin(cluster::methods_of(&app, counted)).await?, app.store.gates().await?);
+    let (methods, gates) = (Box::pin(cluster::methods_of(&app, counted)).await?, gates::all(&app).await?);
     let times = app.metrics.as_ref().map(|metrics| times(&metrics.render())).unwrap_or_default();
     let mut rows: Vec<Row> =
         methods.iter().enumerate().map(|(n, method)| row(n, method, &gates, &times, now, f.w)).collect();
@@ -229,9 +229,15 @@ fn known_gate(gate: &Gate, tallies: &[Tally], w: &Words) -> GateRow {
         facts.extend(gate.open_until.map(|until| fact(w.gate_probes_from, until)));
     }
     facts.extend(gate.failing_since.map(|since| fact(w.gate_failing_since, since)));
-    if gate.state == GateState::HalfOpen {
-        let probes = fill(w.gate_probes, &[&gate.probes_given, &gate.probes_passed]);
-        facts.push(Html(html::escape(&probes)));
+    if gate.state != GateState::Closed
+        && let Some(share) = gate.probe_success()
+    {
+        let ended = gate.probes_passed + gate.probes_failed;
+        let share = format!("{:.0}", share * 100.0);
+        facts.push(Html(html::escape(&fill(w.gate_probes, &[&gate.probes_passed, &ended, &share]))));
+    }
+    if effective == GateState::HalfOpen {
+        facts.push(Html(html::escape(&fill(w.gate_round, &[&gate.probes_allowed]))));
     }
     if gate.opens > 1 {
         facts.push(Html(html::escape(&fill(w.gate_opens, &[&gate.opens]))));

@@ -11,9 +11,9 @@ use redrive::saga::SagaState;
 use redrive::store::{ChannelState, Count, Exactness, MethodCount, Moment, Overview};
 use redrive::{Clock, Engine, Store, Timestamp};
 
-use crate::server::App;
 use crate::server::guards::Guarded;
 use crate::server::problem::Answer;
+use crate::server::{App, gates};
 
 use super::address::Address;
 use super::chart::{Curve, curves};
@@ -82,7 +82,7 @@ pub(super) async fn show(State(app): State<App>, visit: Visit, Address(address):
     let (f, now) = (visit.frame, app.clock.now());
     let store = &app.store;
     let counts = counts(&app).await?;
-    let (gates, nodes, paused) = tokio::try_join!(store.gates(), store.nodes(), store.paused())?;
+    let (gates, nodes, paused) = tokio::try_join!(gates::all(&app), store.nodes(), store.paused())?;
     let (minutes, tens) = tokio::try_join!(store.history(now - HOUR, 1), store.history(now - DAY, 10))?;
     let groups = super::dead::groups(&app).await?;
     let exactness = if groups.all { Exactness::Exact } else { Exactness::AtLeast };

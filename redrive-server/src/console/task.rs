@@ -123,7 +123,7 @@ async fn found(app: &App, f: Frame, id: TaskId) -> Answer<Page> {
     let place = Place::find(app, id).await?;
     let of_this = AuditFilter { target: Some(id.to_string()), ..AuditFilter::default() };
     let audits = if f.is_operator() { app.store.audits(&of_this, MOST_AUDITS).await? } else { Vec::new() };
-    let gate = app.store.gates().await?.into_iter().find(|gate| gate.lane == place.task().lane);
+    let gate = crate::server::gates::all(app).await?.into_iter().find(|gate| gate.lane == place.task().lane);
     Ok(page(&f, &place, &audits, gate.as_ref(), now))
 }
 

@@ -178,11 +178,11 @@ words! {
     copied: "Copied", "已复制";
     need_trouble: "This node does not look for tasks", "本节点未在扫描任务";
     need_trouble_do: "Readiness", "就绪状态";
-    need_gate: "The gate of {0} is open: its tasks are held back", "{0} 的闸门已打开：其任务被暂缓";
-    need_gate_half: "The gate of {0} is trying a few tasks", "{0} 的闸门正在用少量任务试探";
-    need_gate_held: "The gate of {0} is held by a person", "{0} 的闸门被人工保持";
-    need_gate_n: "tasks that wait: {0}", "{0} 个任务在等待";
-    need_gate_do: "Gates", "闸门";
+    need_gate: "{0} is blocked: its tasks wait", "{0} 的熔断器已断开：其任务等待中";
+    need_gate_half: "{0} is recovering: probes only", "{0} 的熔断器半开：仅放行探测";
+    need_gate_held: "{0} is held by a person", "{0} 的熔断器由人工控制";
+    need_gate_n: "tasks waiting: {0}", "{0} 个任务在等待";
+    need_gate_do: "Gates", "熔断器";
     need_dead: "Dead letters that wait for somebody: {0}", "{0} 条死信等待处理";
     need_dead_do: "Look at them", "查看";
     need_stuck: "Sagas that are stuck: {0}", "{0} 个长事务卡住";
@@ -195,7 +195,7 @@ words! {
     need_unhandled_why: "Start a process that handles it, or cancel them.", "请启动能处理它的进程，或取消这些任务。";
     need_late: "{0} is behind; its tasks: {1}", "{0} 已积压；{1} 个任务";
     need_late_why: "The first due task waits since then: its limits are too tight, its handlers are slow, or its gate holds it back.",
-        "最早到期的任务自那时起一直在等待：限额过紧、处理过慢，或被闸门暂缓。";
+        "最早到期的任务自那时起一直在等待：限额过紧、处理过慢，或被熔断器暂缓。";
     need_tasks_do: "Its tasks", "查看任务";
     need_paused: "{0} is paused", "{0} 已暂停";
     need_paused_by: "By {0}", "操作人：{0}";
@@ -213,7 +213,7 @@ words! {
     running_n: "{0} running", "{0} 个执行中";
     dead: "Dead letters", "死信";
     unowned_n: "{0} without owner", "{0} 条无人负责";
-    gates_open: "Gates not closed", "未关闭的闸门";
+    gates_open: "Gates not flowing", "未闭合的熔断器";
     nodes_alive: "Nodes alive", "在线节点";
     chart_hour: "Last hour, per minute", "最近一小时（每分钟）";
     chart_day: "Last day, per minute", "最近一天（每分钟）";
@@ -293,10 +293,10 @@ words! {
     put_off_asked: "its handler asked to be called later (the times of that are not kept)", "处理程序要求稍后再调用（具体时间不保留）";
     put_off_sealed: "the key for its params was missing", "缺少其参数的密钥";
     put_off_until: "until", "推迟至";
-    gate_waits: "While it is open the task waits; that costs no attempt and is not counted.", "闸门打开期间任务等待，不消耗也不计入尝试。";
+    gate_waits: "The task waits until its target is back. That uses up no attempt.", "熔断器断开期间任务等待，不消耗也不计入尝试。";
     curl_hidden: "Its params cannot be read here, so there is no command that does the same again.", "此处无法读取其参数，因此没有可重复执行的命令。";
-    gate: "Gate", "闸门";
-    gate_open: "open", "打开";
+    gate: "Gate", "熔断器";
+    gate_open: "blocked", "断开";
     crashes: "Crashes", "崩溃次数";
     priority: "Priority", "优先级";
     origin: "Brought back from", "恢复自";
@@ -436,42 +436,43 @@ words! {
     sure_pause: "Hold its tasks back on all nodes? What runs goes on.", "在所有节点上暂停其任务？正在执行的会继续。";
     nobody_handles: "no live node handles it", "没有在线节点处理";
     on_n_nodes: "nodes: {0}", "节点：{0}";
-    gates: "Gates", "闸门";
-    gates_open_n: "gates not closed: {0}", "未关闭的闸门：{0}";
+    gates: "Gates", "熔断器";
+    gates_open_n: "gates not flowing: {0}", "未闭合的熔断器：{0}";
     no_gates: "No gate has opened yet. A gate holds a method or host back while it is down; HTTP tasks have one for each host, methods if they ask for it:",
-        "尚无闸门打开过。闸门在方法或主机故障时暂停其任务；HTTP 任务按主机自动设置，方法需在配置中开启：";
-    gate_closed: "closed: all goes through", "关闭：全部放行";
-    gate_half_open: "half open: probes only", "半开：仅放行探测";
-    gate_held_open: "held open: nothing goes through", "人工保持打开：全部拦截";
-    gate_held_closed: "held closed: all goes through", "人工保持关闭：全部放行";
-    gate_probes_from: "probes", "开始探测";
+        "尚无熔断器断开过。熔断器在方法或主机故障时暂停其任务；HTTP 任务按主机自动设置，方法需在配置中开启：";
+    gate_closed: "flowing", "闭合";
+    gate_half_open: "recovering", "半开";
+    gate_held_open: "blocked by a person", "人工保持断开";
+    gate_held_closed: "flowing, held by a person", "人工保持闭合";
+    gate_probes_from: "next probe", "下次探测";
     gate_failing_since: "failing since", "故障始于";
-    gate_probes: "{0} probes given, {1} passed", "已放行 {0} 次探测，{1} 次通过";
-    gate_opens: "opened {0} times in a row", "连续打开 {0} 次";
+    gate_probes: "{0} of {1} probes succeeded ({2} %)", "{1} 次探测中 {0} 次成功（{2}%）";
+    gate_round: "next probes: up to {0}", "下一轮探测：至多 {0} 个";
+    gate_opens: "{0} waits in a row", "连续断开 {0} 次";
     gate_changed: "changed", "变更于";
-    gate_hold_open: "Hold open", "保持打开";
-    gate_hold_closed: "Hold closed", "保持关闭";
+    gate_hold_open: "Block", "保持断开";
+    gate_hold_closed: "Let flow", "保持闭合";
     gate_release: "Release", "解除人工控制";
     gate_reset: "Reset", "重置";
-    gate_buttons: "Open: nothing goes through. Closed: everything does, whatever comes of it. Reset: closed, and what was is forgotten.",
-        "打开：全部拦截。关闭：无论结果如何全部放行。重置：关闭并清除历史。";
-    sure_hold_open: "Hold it open? Nothing goes through until somebody releases it.", "保持打开？在人工解除前将全部拦截。";
-    sure_hold_closed: "Hold it closed? Calls go through although they fail.", "保持关闭？即使调用失败也会放行。";
+    gate_buttons: "Block: nothing goes through until it is released. Let flow: everything goes through, whether it succeeds or not. Reset: flowing, with its history deleted.",
+        "保持断开：在解除之前不放行任何任务。保持闭合：全部放行，不论结果。重置：恢复闭合，并清除记录。";
+    sure_hold_open: "Block it? Nothing goes through until it is released.", "保持断开？在解除之前不放行任何任务。";
+    sure_hold_closed: "Let it flow? Calls go through although they fail.", "保持闭合？即使调用失败也会放行。";
     tally_here: "Seen here", "本节点观测";
-    tally_failed: "{0} of {1} calls failed (opens at {2} % of at least {3})", "{1} 次调用中 {0} 次失败（至少 {3} 次且达 {2}% 时打开）";
-    tally_slow: "{0} of {1} calls slow (opens at {2} % of at least {3})", "{1} 次调用中 {0} 次过慢（至少 {3} 次且达 {2}% 时打开）";
-    tally_row: "{0} failures in a row (opens at {1})", "连续失败 {0} 次（达 {1} 次时打开）";
-    tally_failures: "{0} failures within {1} (opens at {2})", "{1}内失败 {0} 次（达 {2} 次时打开）";
+    tally_failed: "{0} of {1} calls failed (blocks at {2} % of at least {3})", "{1} 次调用中 {0} 次失败（至少 {3} 次且达 {2}% 时断开）";
+    tally_slow: "{0} of {1} calls slow (blocks at {2} % of at least {3})", "{1} 次调用中 {0} 次过慢（至少 {3} 次且达 {2}% 时断开）";
+    tally_row: "{0} failures in a row (blocks at {1})", "连续失败 {0} 次（达 {1} 次时断开）";
+    tally_failures: "{0} failures within {1} (blocks at {2})", "{1}内失败 {0} 次（达 {2} 次时断开）";
     targets: "Targets", "目标服务";
     target: "Target", "目标";
     address: "Address", "地址";
     limits: "Limits and policy", "限制与策略";
     said_method_paused: "{0} is paused.", "{0} 已暂停。";
     said_method_resumed: "{0} runs again.", "{0} 已恢复执行。";
-    said_gate_held_open: "The gate of {0} is held open.", "{0} 的闸门已保持打开。";
-    said_gate_held_closed: "The gate of {0} is held closed.", "{0} 的闸门已保持关闭。";
-    said_gate_released: "The gate of {0} is released.", "{0} 的闸门已解除人工控制。";
-    said_gate_reset: "The gate of {0} is closed and has forgotten what was.", "{0} 的闸门已重置为关闭。";
+    said_gate_held_open: "{0} is blocked until it is released.", "{0} 的熔断器已保持断开。";
+    said_gate_held_closed: "{0} flows until it is released, whatever comes of it.", "{0} 的熔断器已保持闭合。";
+    said_gate_released: "The gate of {0} is released.", "{0} 的熔断器已解除人工控制。";
+    said_gate_reset: "{0} flows again.", "{0} 的熔断器已重置为闭合。";
 
     // Sagas.
     sagas: "Sagas", "长事务";

@@ -29,10 +29,16 @@ struct Gates {
 
 /// List gates
 ///
-/// Those that have opened, or were held, at some time.
+/// Gates that have opened or were held. One that nobody has needed for an hour is forgotten.
 #[utoipa::path(get, path = "/gates", tag = "gates", responses((status = 200, body = Gates)))]
 async fn list(State(app): State<App>, Viewer(_): Viewer) -> Answer<Shows<Gates>> {
-    Ok(Shows(Gates { gates: app.store.gates().await? }))
+    Ok(Shows(Gates { gates: all(&app).await? }))
+}
+
+/// All gates as they are now.
+pub(crate) async fn all(app: &App) -> redrive::Result<Vec<Gate>> {
+    let (gates, now) = (app.store.gates().await?, app.clock.now());
+    Ok(gates.iter().map(|gate| gate.at(now)).collect())
 }
 
 /// How a gate is held.
@@ -68,7 +74,7 @@ async fn hold(
 
 /// Release a gate that is held
 ///
-/// It is as it was; if that is open, it gives probes away at once.
+/// It is as it was; if that is open, it is probed at once.
 #[utoipa::path(post, path = "/gates/{gate}/release", tag = "gates", params(("gate" = String, Path)), request_body = Said,
     responses((status = 200, body = GateShape)))]
 async fn release(

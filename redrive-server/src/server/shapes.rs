@@ -313,17 +313,26 @@ pub(super) struct GateShape {
     state: GateStateShape,
     /// What a person has decided; a target that has failed for days is held open, too.
     held: Option<HoldShape>,
+    /// Grows with each change and each round of probes.
     generation: i64,
     #[schema(format = DateTime)]
     changed_at: String,
+    /// The end of its wait: it is probed from then on.
     #[schema(format = DateTime)]
     open_until: Option<String>,
     #[schema(format = DateTime)]
     failing_since: Option<String>,
-    /// How often it has opened in a row.
+    /// Number of waits in a row without a successful probe.
     opens: u32,
+    /// Size of this round of probes; of the next one, while it is open.
+    probes_allowed: u32,
+    /// Probes of this round that were given away; of the last one, while it is open.
     probes_given: u32,
     probes_passed: u32,
+    probes_failed: u32,
+    /// A probe that is under way counts as lost from then on.
+    #[schema(format = DateTime)]
+    probes_until: String,
     why: Option<String>,
 }
 

@@ -1,11 +1,12 @@
-//! What a node does with gates: it counts how calls fare, opens a gate that has seen enough, holds its lane back meanwhile, takes probes
-//! and tells what became of them. What a gate is, and why it is safe, is in [`gate`](crate::gate).
+//! What a node does with gates: it counts how calls end, opens a gate that has seen enough, holds its lane back meanwhile, takes
+//! probes and notes how they ended. What a gate is, and why it is safe, is in [`gate`](crate::gate).
 //!
-//! *State.* For each lane that has a gate: the row as this node knows it, and the calls of late. What follows from it for the lane is in
-//! the limits ([`Passage`]): there it costs nothing to ask, and nothing is read for a lane that may not run.
+//! *State.* For each lane that has a gate: the row as this node knows it, and its calls of late. What follows from it for the lane
+//! is in the limits ([`Passage`]): there it costs nothing to ask, and nothing is read for a lane that may not run.
 //!
-//! A node learns of the others' changes by reading the rows that are not simply closed: as often as it beats, and four times a second while
-//! there are any. Its own changes hold here at once, and in the database as soon as they are written.
+//! A node learns of the others' changes by reading the rows that are not simply closed: four times a second while there are any,
+//! or while calls of its own fail one after the other, else as often as it beats. Reading takes a twentieth of the time at most.
+//! Its own changes hold here at once, and in the database as soon as they are written.
 
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,10 +14,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::{StreamExt, stream};
 use tokio::sync::{Notify, oneshot};
 
 use crate::classify::Kind;
-use crate::clock::{Timestamp, pause};
+use crate::clock::{Stopwatch, Timestamp, pause};
 use crate::error::Result;
 use crate::gate::{Gate, GateConfig, GateState, Hold, ramp};
 use crate::id::IdMap;
@@ -28,13 +30,21 @@ use super::events::Event;
 use super::limits::Passage;
 use super::{Engine, Shared, lock};
 
-/// How often gates are looked at while one is not closed, and how often their rows are read then.
+/// The pace at which gates that are half-open, or that closed a moment ago, are looked at.
 const QUICK: Duration = Duration::from_millis(50);
+/// The pace at which rows are read while one is not closed.
 const READ: Duration = Duration::from_millis(250);
+/// The part of the time that reading rows may take.
+const READING: u32 = 20;
 /// Rows that changed so lately are read although they are closed: a node may have missed it.
 const LATELY: Duration = Duration::from_secs(120);
+/// Calls in a row that make a node look whether others have opened the gate, and for how long it looks after the last of them.
+const SUSPICIOUS: u32 = 2;
+const SUSPICIOUS_FOR: Duration = Duration::from_secs(2);
+/// Changes of gates that are written side by side.
+const WRITERS: usize = 8;
 
-/// So many lanes are remembered that give no trouble; each counts its calls in a few kilobytes.
+/// So many lanes are remembered that give no trouble.
 const MOST_CALM: usize = 2_000;
 /// So many are remembered at most because calls have failed of late: more than that at once cannot be held in memory.
 const MOST_FAILING: usize = 10 * MOST_CALM;
@@ -56,10 +66,12 @@ pub(super) struct LaneGate {
     pub(super) config: Arc<GateConfig>,
     samples: Samples,
     pub(super) gate: Gate,
-    /// The generation that the limits know of.
-    applied: Option<i64>,
-    /// Whether its lane is let through bit by bit.
+    /// The generation and the state that the limits know of.
+    applied: Option<(i64, GateState)>,
+    /// True while its lane is let through bit by bit.
     ramping: bool,
+    /// When a call last counted against it.
+    failed_at: Timestamp,
 }
 
 /// As what an attempt began.
@@ -67,8 +79,8 @@ pub(super) struct LaneGate {
 pub(super) enum Pass {
     /// Nobody counts it.
     Uncounted,
-    /// As one of many, in this generation.
-    Through(i64),
+    /// As one of many, in this generation, with the mark of its beginning.
+    Through(i64, u32),
     /// As a probe of this cycle.
     Probe(i64),
 }
@@ -76,13 +88,24 @@ pub(super) enum Pass {
 /// What is to be written.
 #[derive(Debug)]
 pub(super) enum Work {
-    Move(Box<(Gate, Gate)>),
-    Passed(Lane, i64),
-    Failed(Lane, i64, String),
+    /// A rule was tripped.
+    Trip(Box<Trip>),
+    /// A probe of this generation passed, or why it failed.
+    Ended(Lane, i64, Option<String>),
     /// A probe that says nothing of its target.
     Undecided(Lane, i64),
+    /// A probe of this generation may take until then.
+    Extend(Lane, i64, Timestamp),
     /// A caller would make its first try as a probe, and waits to be told of which cycle.
     Wanted(Lane, oneshot::Sender<i64>),
+}
+
+/// A gate that opens: how it was known, how it is to be, and the rule.
+#[derive(Debug)]
+pub(super) struct Trip {
+    from: Gate,
+    to: Gate,
+    tally: Tally,
 }
 
 /// What an outcome says about the health of whoever was called. Only an outage counts against it; that it refused a call shows that
@@ -103,31 +126,45 @@ fn health(outcome: &Outcome) -> Health {
 
 impl LaneGate {
     fn new(gate: Gate, config: Arc<GateConfig>, now: Timestamp) -> Self {
-        let samples = Samples::new(&config.breaker.trips, now);
-        Self { config, samples, gate, applied: None, ramping: false }
+        let samples = Samples::plain(&config.breaker.trips, now);
+        Self { config, samples, gate, applied: None, ramping: false, failed_at: Timestamp::EPOCH }
     }
 
-    /// What it lets through; only seen, if it is to be watched first.
-    pub(super) fn effective(&self) -> GateState {
+    /// What it lets through; everything, if it is only watched.
+    pub(super) fn effective(&self, now: Timestamp) -> GateState {
         match (self.config.breaker.mode, self.gate.held) {
             (Mode::Observe, None) => GateState::Closed,
-            _ => self.gate.effective(),
+            _ => self.gate.lets_through(&self.config, now),
         }
     }
 
-    /// Whether it gives probes away, and has some left as far as we know.
-    pub(super) fn has_probes(&self) -> bool {
-        self.effective() == GateState::HalfOpen && self.gate.probes_given < self.config.breaker.probes
+    /// True if its lane is, or was of late, held back.
+    fn gives_trouble(&self, now: Timestamp) -> bool {
+        self.ramping || !self.gate.is_calm(now)
     }
 
-    /// Whether its lane is, or was of late, held back.
-    fn gives_trouble(&self) -> bool {
-        self.ramping || self.gate.state != GateState::Closed || self.gate.held.is_some()
+    /// True if calls of this node fail one after the other: others may have opened it.
+    fn is_suspicious(&self, now: Timestamp) -> bool {
+        self.samples.in_a_row() >= SUSPICIOUS && now.since(self.failed_at) < SUSPICIOUS_FOR
     }
 
-    /// Whether a call of late counts against it: forgotten, its gate would never open.
+    /// When it must be looked at again.
+    fn next_look(&self, now: Timestamp) -> Option<Timestamp> {
+        if !self.gives_trouble(now) || self.gate.held.is_some() {
+            return None;
+        }
+        let wait = self.gate.open_until.filter(|until| self.gate.state == GateState::Open && *until > now);
+        Some(if self.ramping { now + QUICK } else { wait.unwrap_or(now + QUICK) })
+    }
+
+    /// True if a call of late counts against it: forgotten, its gate would never open.
     fn has_failed(&self, now: Timestamp) -> bool {
         self.samples.tallies(now).iter().any(|tally| tally.bad > 0)
+    }
+
+    /// How a call begins while it is closed.
+    pub(super) fn through(&self) -> Pass {
+        Pass::Through(self.gate.generation, self.samples.mark())
     }
 
     pub(super) fn set(&mut self, gate: Gate) {
@@ -136,33 +173,50 @@ impl LaneGate {
         }
         self.gate = gate;
     }
+
+    /// Its probes wait for their tasks, as the limits know by now.
+    pub(super) fn set_probing(&mut self, gate: Gate) {
+        self.applied = Some((gate.generation, GateState::HalfOpen));
+        self.set(gate);
+    }
 }
 
 pub(super) async fn run(shared: Arc<Shared>) {
-    let mut read_at = Timestamp::EPOCH;
+    let (mut read_at, mut read_every) = (Timestamp::EPOCH, READ);
     loop {
-        let wait = if shared.gates.is_active() { QUICK } else { shared.config.beat_interval };
+        let now = shared.clock.now();
+        let is_watchful = shared.gates.is_watchful(now);
+        let pace = if is_watchful { read_every } else { shared.config.beat_interval };
+        let looks = [shared.gates.next_look(now), Some(read_at + pace)].into_iter().flatten().min();
         tokio::select! {
             () = shared.gates.wake.notified() => {}
-            () = pause(wait) => {}
+            () = pause(looks.map_or(pace, |at| at.since(now)).min(pace)) => {}
             () = shared.stopping.cancelled() => return,
         }
         let now = shared.clock.now();
         let result = async {
             shared.do_gate_work(now).await?;
-            if now.since(read_at) >= READ.min(wait) {
+            if now.since(read_at) >= pace || read_at > now {
+                let took = Stopwatch::start();
                 read_at = now;
                 shared.read_gates(now).await?;
+                read_every = READ.max(took.elapsed() * READING);
             }
             shared.move_gates(now).await
         };
         if let Err(e) = result.await {
             tracing::warn!(error = %e, "the gates could not be read or written; trying again");
+            pause(QUICK).await;
         }
     }
 }
 
 impl Gates {
+    /// Gates have something to do now.
+    pub(super) fn look_soon(&self) {
+        self.wake.notify_one();
+    }
+
     pub(super) fn push(&self, work: Work) {
         lock(&self.work).push(work);
         self.wake.notify_one();
@@ -173,16 +227,20 @@ impl Gates {
         if lanes.len() < self.room.load(Relaxed).max(MOST_CALM) {
             return;
         }
-        lanes.retain(|_, lane| lane.gives_trouble() || lane.has_failed(now));
+        lanes.retain(|_, lane| lane.gives_trouble(now) || lane.has_failed(now));
         if lanes.len() >= MOST_FAILING {
-            lanes.retain(|_, lane| lane.gives_trouble());
+            lanes.retain(|_, lane| lane.gives_trouble(now));
         }
         self.room.store((2 * lanes.len()).min(MOST_FAILING), Relaxed); // or each new lane would look at all
     }
 
-    /// Whether one is not closed, or was closed just now.
-    fn is_active(&self) -> bool {
-        lock(&self.lanes).values().any(LaneGate::gives_trouble)
+    /// True if one is not closed, was closed just now, or may have been opened by others.
+    fn is_watchful(&self, now: Timestamp) -> bool {
+        lock(&self.lanes).values().any(|lane| lane.gives_trouble(now) || lane.is_suspicious(now))
+    }
+
+    fn next_look(&self, now: Timestamp) -> Option<Timestamp> {
+        lock(&self.lanes).values().filter_map(|lane| lane.next_look(now)).min()
     }
 }
 
@@ -211,14 +269,16 @@ impl Shared {
         if !self.has_gates {
             return Some(Pass::Uncounted);
         }
-        let probe = self.gates.forget_probe(task.id);
+        let (probe, now) = (self.gates.forget_probe(task.id), self.clock.now());
         let pass = self.with_gate(task.lane, |lane| match (probe, lane.gate.generation) {
-            // One of an earlier cycle is none any more, whatever became of its claim.
-            (Some(cycle), now) if cycle == now => Some(Pass::Probe(cycle)),
-            (_, generation) => (lane.effective() == GateState::Closed).then_some(Pass::Through(generation)),
+            // One of an earlier round is none any more, whatever became of its claim.
+            (Some(round), generation) if round == generation => Some(Pass::Probe(round)),
+            _ if lane.effective(now) == GateState::Closed => Some(lane.through()),
+            _ => None,
         });
         let pass = pass.unwrap_or(Some(Pass::Uncounted));
         if let Some(Pass::Probe(generation)) = pass {
+            self.extend_probe(task.lane, generation, task.policy.timeout, now);
             self.signals.listeners.tell(|| Event::Probe { lane: task.lane, generation, id: task.id });
         }
         pass
@@ -240,36 +300,54 @@ impl Shared {
     ) {
         let health = health(outcome);
         match (pass, health) {
-            (Pass::Uncounted, _) | (Pass::Through(_), Health::Ignore) => {}
-            (Pass::Through(generation), _) => self.count(lane, generation, health == Health::Failure, took, name),
-            (Pass::Probe(generation), Health::Success) => self.gates.push(Work::Passed(lane, generation)),
+            (Pass::Uncounted, _) | (Pass::Through(..), Health::Ignore) => {}
+            (Pass::Through(generation, mark), _) => {
+                let sample = Sample { failed: health == Health::Failure, took, mark };
+                self.count(lane, generation, sample, name);
+            }
+            (Pass::Probe(generation), Health::Success) => self.gates.push(Work::Ended(lane, generation, None)),
             (Pass::Probe(generation), Health::Ignore) => self.gates.give_back(lane, generation),
             (Pass::Probe(generation), Health::Failure) => {
-                self.gates.push(Work::Failed(lane, generation, format!("a probe failed: {}", said(outcome))));
+                let why = format!("a probe failed: {}", said(outcome));
+                self.gates.push(Work::Ended(lane, generation, Some(why)));
             }
         }
     }
 
-    fn count(&self, lane: Lane, generation: i64, failed: bool, took: Duration, name: &dyn Fn() -> String) {
+    fn count(&self, lane: Lane, generation: i64, sample: Sample, name: &dyn Fn() -> String) {
         let now = self.clock.now();
         let tripped = self.with_gate(lane, |lane| {
-            if lane.gate.generation != generation || lane.gate.state != GateState::Closed || lane.gate.held.is_some() {
+            let is_closed = lane.gate.lets_through(&lane.config, now) == GateState::Closed;
+            if lane.gate.generation != generation || !is_closed || lane.gate.held.is_some() {
                 return None; // a late result of before
             }
-            let rule = lane.samples.record(now, Sample { failed, took })?;
-            let why = lane.samples.tally(rule, now).map_or_else(String::new, |tally| tally.to_string());
+            if sample.failed {
+                lane.failed_at = now;
+            }
+            let tally = lane.samples.record(now, sample).and_then(|rule| lane.samples.tally(rule, now))?;
             let from = lane.gate.clone();
-            lane.set(from.opened(&lane.config, chance(&from, now), &why, now));
-            Some((from, lane.gate.clone()))
+            let to = from.tripped(&lane.config, &tally, chance(&from, now), now)?;
+            lane.set(to.clone());
+            Some(Trip { from, to, tally })
         });
-        let Some(Some((mut from, mut to))) = tripped else { return };
+        let Some(Some(mut trip)) = tripped else { return };
         self.apply_gate(lane);
-        if to.name.is_empty() {
-            to.name = storable(&name(), limits::METHOD); // asks the application: not under the lock
-            from.name.clone_from(&to.name);
-            self.with_gate(lane, |lane| lane.gate.name.clone_from(&to.name));
+        if trip.to.name.is_empty() {
+            trip.to.name = storable(&name(), limits::METHOD); // asks the application: not under the lock
+            trip.from.name.clone_from(&trip.to.name);
+            self.with_gate(lane, |lane| lane.gate.name.clone_from(&trip.to.name));
         }
-        self.gates.push(Work::Move(Box::new((from, to))));
+        self.gates.push(Work::Trip(Box::new(trip)));
+    }
+
+    /// A probe may take as long as its task may: it is not lost before.
+    pub(super) fn extend_probe(&self, lane: Lane, generation: i64, timeout: Option<Duration>, now: Timestamp) {
+        let limit = self.with_gate(lane, |lane| lane.config.breaker.probe_limit);
+        if let (Some(timeout), Some(limit)) = (timeout, limit)
+            && timeout >= limit
+        {
+            self.gates.push(Work::Extend(lane, generation, now + timeout + QUICK * READING));
+        }
     }
 
     /// The method, or the part of it that the lane is of.
@@ -282,15 +360,17 @@ impl Shared {
     }
 
     /// What a gate means for its lane.
-    fn apply_gate(&self, lane: Lane) {
+    pub(super) fn apply_gate(&self, lane: Lane) {
         let now = self.clock.now();
         let passage = self.with_gate(lane, |lane| {
             let probes = lane.config.breaker.probes;
             let ramped = ramp(probes, now.since(lane.gate.changed_at)) >= self.config.concurrency;
             let was_open = lane.gate.state == GateState::Closed && lane.gate.generation > 0 && lane.gate.held.is_none();
             lane.ramping = was_open && !ramped && lane.config.breaker.mode == Mode::Enforce;
-            let is_news = lane.applied.replace(lane.gate.generation) != Some(lane.gate.generation);
-            match lane.effective() {
+            let effective = lane.effective(now);
+            let applied = Some((lane.gate.generation, effective));
+            let is_news = std::mem::replace(&mut lane.applied, applied) != applied;
+            match effective {
                 GateState::Closed if lane.ramping => Some(Passage::Ramp(lane.gate.changed_at, probes)),
                 GateState::Closed => Some(Passage::All),
                 GateState::Open => Some(Passage::None),
@@ -308,29 +388,30 @@ impl Shared {
 
     /// Each by itself: one that cannot be written does not take the others with it.
     pub(super) async fn do_gate_work(&self, now: Timestamp) -> Result<()> {
-        let (work, mut all) = (std::mem::take(&mut *lock(&self.gates.work)), Ok(()));
-        for work in work {
-            let done = match work {
-                Work::Move(change) => self.trip(change.0, change.1, now).await,
-                Work::Passed(lane, generation) => self.pass(lane, generation, now).await,
-                Work::Undecided(lane, generation) => self.store.give_probe_back(lane, generation).await,
-                Work::Wanted(lane, caller) => self.give_probe(lane, caller, now).await,
-                Work::Failed(lane, generation, why) => self.fail_probe(lane, generation, &why, now).await,
-            };
-            all = all.and(done);
+        let work = std::mem::take(&mut *lock(&self.gates.work));
+        let done = stream::iter(work).map(|work| self.do_one(work, now)).buffer_unordered(WRITERS);
+        done.fold(Ok(()), |all, done| std::future::ready(all.and(done))).await
+    }
+
+    async fn do_one(&self, work: Work, now: Timestamp) -> Result<()> {
+        match work {
+            Work::Trip(trip) => self.trip(*trip, now).await,
+            Work::Ended(lane, generation, why) => self.end_probe(lane, generation, why.as_deref(), now).await,
+            Work::Undecided(lane, generation) => self.store.give_probe_back(lane, generation).await,
+            Work::Extend(lane, generation, until) => self.store.extend_probes(lane, generation, until).await,
+            Work::Wanted(lane, caller) => self.give_probe(lane, caller, now).await,
         }
-        all
     }
 
     /// A gate opens. This node may not have known that it has opened before: then it opens from what it is.
-    async fn trip(&self, from: Gate, to: Gate, now: Timestamp) -> Result<()> {
-        let (lane, why) = (to.lane, to.why.clone().unwrap_or_default());
-        if self.move_gate(from, to).await? {
+    async fn trip(&self, trip: Trip, now: Timestamp) -> Result<()> {
+        let lane = trip.to.lane;
+        if self.move_gate(trip.from, trip.to).await? {
             return Ok(());
         }
         let again = self.with_gate(lane, |lane| {
-            let is_closed = lane.gate.state == GateState::Closed && lane.gate.held.is_none();
-            is_closed.then(|| (lane.gate.clone(), lane.gate.opened(&lane.config, chance(&lane.gate, now), &why, now)))
+            let from = lane.gate.clone();
+            from.tripped(&lane.config, &trip.tally, chance(&from, now), now).map(|to| (from, to))
         });
         match again.flatten() {
             Some((from, to)) => self.move_gate(from, to).await.map(|_| ()),
@@ -347,14 +428,25 @@ impl Shared {
             self.tell_gate(&from, &to).await;
             return Ok(true);
         }
-        let now = self.clock.now();
-        let gate = self.store.gates().await?.into_iter().find(|gate| gate.lane == lane);
-        self.with_gate(lane, |lane| lane.set(gate.unwrap_or_else(|| Gate::new(to.lane, &to.name, now))));
-        self.apply_gate(lane);
+        self.refresh_gate(lane).await?;
         Ok(false)
     }
 
-    async fn tell_gate(&self, from: &Gate, to: &Gate) {
+    /// Reads the gate of one lane, which is not what we thought.
+    pub(super) async fn refresh_gate(&self, lane: Lane) -> Result<()> {
+        let (gate, now) = (self.store.gate(lane).await?, self.clock.now());
+        self.with_gate(lane, |lane| {
+            let gate = gate.unwrap_or_else(|| Gate::new(lane.gate.lane, &lane.gate.name, now));
+            lane.set(gate);
+        });
+        self.apply_gate(lane);
+        Ok(())
+    }
+
+    pub(super) async fn tell_gate(&self, from: &Gate, to: &Gate) {
+        if from.state == to.state && from.held == to.held {
+            return; // the next round of probes
+        }
         let (name, why) = (&to.name, to.why.as_deref().unwrap_or("all is well"));
         tracing::warn!(
             gate = name,
@@ -391,16 +483,15 @@ impl Shared {
         let rows = self.store.active_gates(now - LATELY).await?;
         let mut missed: HashSet<Lane> = {
             let lanes = lock(&self.gates.lanes);
-            lanes.iter().filter(|(_, lane)| lane.gives_trouble()).map(|(lane, _)| *lane).collect()
+            lanes.iter().filter(|(_, lane)| lane.gives_trouble(now)).map(|(lane, _)| *lane).collect()
         };
         for gate in rows {
             missed.remove(&gate.lane);
             self.learn_gate(gate);
         }
-        // They were closed while we could not look.
-        if !missed.is_empty() {
-            let all = self.store.gates().await?.into_iter();
-            all.filter(|gate| missed.contains(&gate.lane)).for_each(|gate| self.learn_gate(gate));
+        // They were closed, or deleted, while we could not look.
+        for lane in missed {
+            self.refresh_gate(lane).await?;
         }
         Ok(())
     }
@@ -423,29 +514,27 @@ impl Shared {
 
     /// What time brings: waits that are over, probes to be taken, probes that are lost, lanes that are let through bit by bit.
     async fn move_gates(&self, now: Timestamp) -> Result<()> {
-        let active: Vec<(Gate, Arc<GateConfig>, bool)> = {
-            let lanes = lock(&self.gates.lanes);
-            let active = lanes.values().filter(|lane| lane.ramping || lane.gate.state != GateState::Closed);
-            active.map(|lane| (lane.gate.clone(), lane.config.clone(), lane.ramping)).collect()
-        };
-        for (gate, config, ramping) in active {
-            if ramping {
-                self.apply_gate(gate.lane);
-                self.wake.claimer.notify_one();
-            } else if let Some(next) = match config.breaker.mode {
-                Mode::Enforce => gate.half_opened(now),
-                Mode::Observe => gate.let_go(now),
-            } {
-                self.move_gate(gate, next).await?;
-            } else if gate.has_lost_a_probe(&config, now) {
-                let lost = Gate { opens: gate.opens.saturating_sub(1), ..gate.clone() }; // nothing failed: the same wait again
-                let opened = lost.opened(&config, chance(&gate, now), "a probe was lost", now);
-                self.move_gate(gate, opened).await?;
-            } else if gate.state == GateState::HalfOpen {
-                self.take_probes(&gate, &config, now).await?;
+        let (mut changed, mut moves, mut probing) = (Vec::new(), Vec::new(), Vec::new());
+        for (lane, known) in lock(&self.gates.lanes).iter() {
+            let effective = known.effective(now);
+            if known.ramping || known.applied.is_some_and(|(_, applied)| applied != effective) {
+                changed.push(*lane);
+            }
+            if let Some(next) = known.gate.due(&known.config, chance(&known.gate, now), now) {
+                moves.push((known.gate.clone(), next));
+            } else if effective == GateState::HalfOpen {
+                probing.push(*lane);
             }
         }
-        Ok(())
+        for lane in changed {
+            self.apply_gate(lane);
+            self.wake.claimer.notify_one();
+        }
+        let moved = stream::iter(moves).map(|(from, to)| self.move_gate(from, to)).buffer_unordered(WRITERS);
+        let moved = moved.fold(Ok(()), |all, done| std::future::ready(all.and(done.map(|_| ())))).await;
+        let wanted = self.wanted_probes(probing, now);
+        let taken = stream::iter(wanted).map(|(lane, n)| self.take_probes(lane, n, now)).buffer_unordered(WRITERS);
+        moved.and(taken.fold(Ok(()), |all, done| std::future::ready(all.and(done))).await)
     }
 }
 
@@ -477,13 +566,19 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::EPOCH;
 
+    impl LaneGate {
+        fn fail(&self, now: Timestamp) -> Option<usize> {
+            self.samples.record(now, Sample { failed: true, took: Duration::ZERO, mark: self.samples.mark() })
+        }
+    }
+
     /// Lanes with so many calls that failed.
     fn lanes(n: usize, failed: usize) -> HashMap<Lane, LaneGate> {
         let config = Arc::new(GateConfig::default());
         let lane = |i: usize| {
             let lane = Lane(i32::try_from(i).unwrap());
             let known = LaneGate::new(Gate::new(lane, "", NOW), config.clone(), NOW);
-            (0..failed).for_each(|_| _ = known.samples.record(NOW, Sample { failed: true, took: Duration::ZERO }));
+            (0..failed).for_each(|_| _ = known.fail(NOW));
             (lane, known)
         };
         (0..n).map(lane).collect()
@@ -493,14 +588,11 @@ mod tests {
     fn lanes_that_fail_are_not_forgotten_among_many() {
         let (gates, mut all) = (Gates::default(), lanes(MOST_CALM, 0));
         let failing = Lane(7);
-        all.extend(lanes(8, 4).remove_entry(&failing));
+        all.extend(lanes(8, 19).remove_entry(&failing));
         gates.make_room(&mut all, NOW);
         assert_eq!(all.keys().collect::<Vec<_>>(), [&failing]);
         let known = &all[&failing];
-        assert!(
-            known.samples.record(NOW, Sample { failed: true, took: Duration::ZERO }).is_some(),
-            "the fifth in a row"
-        );
+        assert!(known.fail(NOW).is_some(), "the twentieth in a row");
     }
 
     #[test]

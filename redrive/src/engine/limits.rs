@@ -221,12 +221,18 @@ impl Limits {
         }
     }
 
-    /// How many probes of a lane wait here for a task.
-    pub(crate) fn probes_left(&self, lane: Lane) -> u32 {
-        match self.lanes.get(&lane).map(|lane| lane.passage) {
-            Some(Passage::Probes(n, _)) => n,
-            _ => 0,
+    /// Number of probes of a lane that could start now, if its gate gave them away; none while some wait here for a task.
+    pub(crate) fn probe_room(&mut self, lane: Lane, now: Timestamp) -> u32 {
+        let free = self.free();
+        let Some(lane) = self.lanes.get_mut(&lane) else { return 0 };
+        if matches!(lane.passage, Passage::Probes(n, _) if n > 0) {
+            return 0;
         }
+        let passage = std::mem::take(&mut lane.passage);
+        let has_room = lane.has_room(now);
+        lane.passage = passage;
+        let room = lane.most().map_or(free, |most| free.min(most.saturating_sub(lane.taken)));
+        if has_room { u32::try_from(room).unwrap_or(u32::MAX) } else { 0 }
     }
 
     /// Uses one of them, for a call that needs no slot: of which cycle it is.

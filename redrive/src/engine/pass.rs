@@ -28,19 +28,30 @@ impl Engine {
     }
 
     /// Whether a first try of a caller may be made now, and as what; else what holds it back.
-    pub(crate) async fn pass_inline(&self, method: &str, part: Option<&str>) -> std::result::Result<Inline, Back> {
+    /// `limit`: how long it may take.
+    pub(crate) async fn pass_inline(
+        &self,
+        method: &str,
+        part: Option<&str>,
+        limit: Option<Duration>,
+    ) -> std::result::Result<Inline, Back> {
         let shared = &self.0;
         let lane = part.map_or_else(|| Lane::of(method), |part| Lane::part(method, part));
         if shared.has_pauses.load(Ordering::Relaxed) && shared.limits().is_paused(lane) {
             return Err(Back::Paused);
         }
-        let known = shared.with_gate(lane, |lane| (lane.effective(), lane.gate.open_until, lane.gate.generation));
+        let now = shared.clock.now();
+        let known = shared.with_gate(lane, |lane| (lane.effective(now), lane.gate.open_until, lane.through()));
         let inline = |pass| Inline { shared: shared.clone(), lane, pass };
-        let Some((state, until, generation)) = known else { return Ok(inline(Pass::Uncounted)) };
+        let Some((state, until, through)) = known else { return Ok(inline(Pass::Uncounted)) };
         let pass = match state {
             GateState::Open => return Err(Back::Gate(until)),
-            GateState::HalfOpen => Pass::Probe(shared.probe_inline(lane).await.ok_or(Back::Gate(None))?),
-            GateState::Closed => Pass::Through(generation),
+            GateState::HalfOpen => {
+                let generation = shared.probe_inline(lane, now).await.ok_or(Back::Gate(None))?;
+                shared.extend_probe(lane, generation, limit, now);
+                Pass::Probe(generation)
+            }
+            GateState::Closed => through,
         };
         Ok(inline(pass))
     }
@@ -48,10 +59,11 @@ impl Engine {
 
 impl Shared {
     /// A probe that waits here for a task, or one of those that are left.
-    async fn probe_inline(&self, lane: Lane) -> Option<i64> {
+    async fn probe_inline(&self, lane: Lane, now: Timestamp) -> Option<i64> {
         let waiting = self.limits().use_probe(lane);
+        let left = self.with_gate(lane, |lane| lane.gate.probes_left(&lane.config, now))?;
         match waiting {
-            None if self.with_gate(lane, |lane| lane.has_probes())? => self.gates.probe_for_caller(lane).await,
+            None if left > 0 => self.gates.probe_for_caller(lane).await,
             waiting => waiting,
         }
     }
@@ -89,6 +101,7 @@ mod tests {
     use crate::engine::MethodOptions;
     use crate::engine::limits::Passage;
     use crate::gate::{Gate, GateConfig};
+    use crate::resilience::{Tally, Trip};
     use crate::store::Store;
 
     /// An engine whose gates move by hand, and the gate of its method, which has opened.
@@ -99,7 +112,8 @@ mod tests {
         let builder = Engine::builder(store.clone()).register_with("m", options, handler).by_hand();
         let engine = builder.start().await.unwrap();
         let closed = Gate::new(Lane::of("m"), "m", engine.now());
-        let open = closed.opened(&config, 0.0, "it is down", engine.now());
+        let tally = Tally { trip: Trip::Consecutive(10), bad: 10, total: 10 };
+        let open = closed.tripped(&config, &tally, 0.0, engine.now()).unwrap();
         assert!(store.move_gate(&closed, &open).await.unwrap());
         (engine, open)
     }
@@ -109,19 +123,36 @@ mod tests {
     async fn a_probe_whose_caller_goes_away_is_given_to_another() {
         let (engine, open) = with_open_gate().await;
         let (shared, store, now) = (&engine.0, engine.store(), engine.now());
-        let half_open = open.half_opened(now + Duration::from_secs(3600)).unwrap();
-        assert!(store.move_gate(&open, &half_open).await.unwrap());
-        assert!(store.take_probes(&half_open, 3, 3, now).await.unwrap()); // two of them by other nodes
+        let probed = open.taken(&GateConfig::default(), 1, now + Duration::from_secs(60)).unwrap();
+        assert!(store.move_gate(&open, &probed).await.unwrap());
         shared.read_gates(now).await.unwrap();
-        shared.limits().set_passage(open.lane, Passage::Probes(1, half_open.generation), now);
+        shared.limits().set_passage(open.lane, Passage::Probes(1, probed.generation), now);
 
         let given = async || store.gates().await.unwrap()[0].probes_given;
-        let inline = engine.pass_inline("m", None).await.unwrap();
-        assert!(engine.pass_inline("m", None).await.is_err(), "there was one");
-        assert_eq!(given().await, 3);
+        let inline = engine.pass_inline("m", None, None).await.unwrap();
+        assert!(engine.pass_inline("m", None, None).await.is_err(), "there was one");
+        assert_eq!(given().await, 1);
         drop(inline);
         shared.do_gate_work(now).await.unwrap();
-        assert_eq!(given().await, 2);
+        assert_eq!(given().await, 0);
+        engine.stop().await;
+    }
+
+    /// What the row says of how long a probe may take: other nodes go by it.
+    #[tokio::test]
+    async fn a_probe_may_take_as_long_as_its_call_may() {
+        let (engine, open) = with_open_gate().await;
+        let (shared, store, now) = (&engine.0, engine.store(), engine.now());
+        let probed = open.taken(&GateConfig::default(), 1, now + Duration::from_secs(60)).unwrap();
+        assert!(store.move_gate(&open, &probed).await.unwrap());
+        shared.read_gates(now).await.unwrap();
+        shared.limits().set_passage(open.lane, Passage::Probes(1, probed.generation), now);
+        let limit = Duration::from_secs(300);
+        let inline = engine.pass_inline("m", None, Some(limit)).await.unwrap();
+        shared.do_gate_work(now).await.unwrap();
+        let until = store.gates().await.unwrap()[0].probes_until;
+        assert!(until >= now + limit && probed.probes_until < now + limit, "{until}");
+        drop(inline);
         engine.stop().await;
     }
 
@@ -132,10 +163,33 @@ mod tests {
         let held = open.held(Some(crate::gate::Hold::Open), None, now);
         assert!(store.move_gate(&open, &held).await.unwrap());
         shared.read_gates(now).await.unwrap();
-        assert!(engine.pass_inline("m", None).await.is_err());
+        assert!(engine.pass_inline("m", None, None).await.is_err());
         assert!(store.move_gate(&held, &held.reset(now)).await.unwrap());
         shared.read_gates(now + Duration::from_secs(3600)).await.unwrap();
-        assert!(engine.pass_inline("m", None).await.is_ok());
+        assert!(engine.pass_inline("m", None, None).await.is_ok());
+        engine.stop().await;
+    }
+
+    /// Whoever reads rows again and again must not keep what others have removed.
+    #[tokio::test]
+    async fn a_gate_whose_row_was_removed_is_closed_and_can_open_again() {
+        let (engine, open) = with_open_gate().await;
+        let (shared, store, now) = (&engine.0, engine.store(), engine.now());
+        shared.read_gates(now).await.unwrap();
+        assert!(engine.pass_inline("m", None, None).await.is_err());
+        assert_eq!(store.forget_gates(now).await.unwrap(), 0, "it is needed");
+        assert_eq!(store.forget_gates(now + Duration::from_secs(3600)).await.unwrap(), 1);
+        shared.read_gates(now).await.unwrap();
+        let Ok(inline) = engine.pass_inline("m", None, None).await else { panic!("it is closed") };
+        drop(inline);
+        for _ in 0..20 {
+            let inline = engine.pass_inline("m", None, None).await.unwrap();
+            let failed = Outcome::Failed(crate::Failure::retry("connect", "nobody is there"));
+            inline.end("m", None, &failed, Duration::ZERO);
+        }
+        shared.do_gate_work(now).await.unwrap();
+        let gate = store.gate(open.lane).await.unwrap().unwrap();
+        assert!(gate.state == GateState::Open && gate.generation > open.generation, "{gate:?}");
         engine.stop().await;
     }
 }

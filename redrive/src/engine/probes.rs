@@ -6,11 +6,11 @@ use tokio::sync::oneshot;
 
 use crate::clock::{Timestamp, pause};
 use crate::error::Result;
-use crate::gate::{Gate, GateConfig, GateState};
+use crate::gate::Gate;
 use crate::id::TaskId;
 use crate::task::Lane;
 
-use super::gates::{Gates, Work, chance};
+use super::gates::{Gates, LaneGate, Work, chance};
 use super::limits::Passage;
 use super::{Shared, lock};
 
@@ -53,69 +53,85 @@ impl Gates {
 }
 
 impl Shared {
-    /// A probe passed: if that is enough, its gate closes.
-    pub(super) async fn pass(&self, lane: Lane, generation: i64, now: Timestamp) -> Result<()> {
-        let Some(gate) = self.store.pass_probe(lane, generation).await? else { return Ok(()) };
-        let closed = self.with_gate(lane, |lane| {
-            lane.set(gate.clone());
-            lane.gate.closed(&lane.config, now)
-        });
-        match closed.flatten() {
-            Some(closed) => self.move_gate(gate, closed).await.map(|_| ()),
-            None => Ok(()),
-        }
-    }
-
-    pub(super) async fn fail_probe(&self, lane: Lane, generation: i64, why: &str, now: Timestamp) -> Result<()> {
-        let moved = self.with_gate(lane, |lane| {
-            let from = lane.gate.clone();
-            let is_ours = from.generation == generation && from.state == GateState::HalfOpen;
-            is_ours.then(|| (from.opened(&lane.config, chance(&from, now), why, now), from))
-        });
-        match moved.flatten() {
-            Some((to, from)) => self.move_gate(from, to).await.map(|_| ()),
-            None => Ok(()),
-        }
-    }
-
-    /// Takes as many probes as there are left and tasks to try.
-    pub(super) async fn take_probes(&self, gate: &Gate, config: &GateConfig, now: Timestamp) -> Result<()> {
-        let left = config.breaker.probes.saturating_sub(gate.probes_given);
-        let wanted = {
-            let waiting = self.waiting();
-            let many = waiting.deep.contains(&gate.lane) && waiting.ready.lane_len(gate.lane) == 0;
-            if many { left } else { left.min(u32::try_from(waiting.ready.lane_len(gate.lane)).unwrap_or(left)) }
-        };
-        if wanted == 0 || self.limits().probes_left(gate.lane) > 0 || !self.may_start() {
+    /// A probe ended: it passed, or this is why it failed.
+    pub(super) async fn end_probe(&self, lane: Lane, generation: i64, why: Option<&str>, now: Timestamp) -> Result<()> {
+        let Some(config) = self.with_gate(lane, |lane| lane.config.clone()) else { return Ok(()) };
+        let said = why.unwrap_or("too few of its probes succeeded");
+        let decide = |gate: &Gate| gate.decided(&config, said, chance(gate, now), now);
+        let Some((noted, next)) = self.store.end_probe(lane, generation, why.is_none(), decide).await? else {
             return Ok(());
+        };
+        let is_current = |known: &LaneGate| known.gate.generation == generation;
+        match next {
+            None => _ = self.with_gate(lane, |known| is_current(known).then(|| known.set(noted))),
+            Some(next) => {
+                self.with_gate(lane, |known| is_current(known).then(|| known.set(next.clone())));
+                self.apply_gate(lane);
+                self.tell_gate(&noted, &next).await;
+            }
         }
-        if self.take_so_many(gate, wanted, config, now).await? {
-            self.limits().set_passage(gate.lane, Passage::Probes(wanted, gate.generation), now);
+        self.gates.look_soon();
+        Ok(())
+    }
+
+    /// Of these half-open lanes, the number of probes that this node can use now: where tasks wait and there is room to run them.
+    pub(super) fn wanted_probes(&self, mut lanes: Vec<Lane>, now: Timestamp) -> Vec<(Lane, u32)> {
+        if lanes.is_empty() || !self.may_start() {
+            return Vec::new();
+        }
+        let waiting = self.waiting();
+        let tasks = |lane: &Lane| {
+            let ready = waiting.ready.lane_len(*lane);
+            if ready == 0 && waiting.deep.contains(lane) { u32::MAX } else { u32::try_from(ready).unwrap_or(u32::MAX) }
+        };
+        lanes.retain(|lane| tasks(lane) > 0);
+        let mut limits = self.limits();
+        let mut wanted: Vec<(Lane, u32)> =
+            lanes.iter().map(|lane| (*lane, tasks(lane).min(limits.probe_room(*lane, now)))).collect();
+        wanted.retain(|(_, n)| *n > 0);
+        wanted
+    }
+
+    /// Takes up to `wanted` probes of a lane for tasks that wait here.
+    pub(super) async fn take_probes(&self, lane: Lane, wanted: u32, now: Timestamp) -> Result<()> {
+        let left = self.with_gate(lane, |lane| lane.gate.probes_left(&lane.config, now)).unwrap_or(0);
+        let n = left.min(wanted);
+        if n > 0
+            && let Some(generation) = self.take_so_many(lane, n, now).await?
+        {
+            self.limits().set_passage(lane, Passage::Probes(n, generation), now);
             self.wake.claimer.notify_one();
         }
         Ok(())
     }
 
-    async fn take_so_many(&self, gate: &Gate, n: u32, config: &GateConfig, now: Timestamp) -> Result<bool> {
-        let is_done = self.store.take_probes(gate, n, config.breaker.probes, now).await?;
-        if is_done {
-            self.with_gate(gate.lane, |lane| {
-                if lane.gate.generation == gate.generation {
-                    (lane.gate.probes_given, lane.gate.changed_at) = (lane.gate.probes_given + n, now);
-                }
-            });
+    /// Takes `n` probes, all or none: of which generation they are.
+    async fn take_so_many(&self, lane: Lane, n: u32, now: Timestamp) -> Result<Option<i64>> {
+        let known = self.with_gate(lane, |lane| Some((lane.gate.taken(&lane.config, n, now)?, lane.gate.clone())));
+        let Some((to, from)) = known.flatten() else { return Ok(None) };
+        let begins = to.generation != from.generation;
+        let is_done =
+            if begins { self.store.move_gate(&from, &to).await? } else { self.store.take_probes(&from, &to).await? };
+        if !is_done {
+            self.refresh_gate(lane).await?;
+            return Ok(None);
         }
-        Ok(is_done)
+        self.with_gate(lane, |known| known.set_probing(to.clone()));
+        if begins {
+            self.tell_gate(&from, &to).await;
+        }
+        Ok(Some(to.generation))
     }
 
     /// Takes one for a caller, if there is one left and the caller is still there.
     pub(super) async fn give_probe(&self, lane: Lane, caller: oneshot::Sender<i64>, now: Timestamp) -> Result<()> {
-        let known = self.with_gate(lane, |lane| lane.has_probes().then(|| (lane.gate.clone(), lane.config.clone())));
-        let Some((gate, config)) = known.flatten().filter(|_| !caller.is_closed()) else { return Ok(()) };
-        if self.take_so_many(&gate, 1, &config, now).await?
-            && let Err(cycle) = caller.send(gate.generation)
+        if caller.is_closed() {
+            return Ok(());
+        }
+        if let Some(generation) = self.take_so_many(lane, 1, now).await?
+            && let Err(generation) = caller.send(generation)
         {
-            self.gates.give_back(lane, cycle);
+            self.gates.give_back(lane, generation);
         }
         Ok(())
     }

@@ -20,6 +20,9 @@ use super::signals::OTHER;
 
 const EVERY: Duration = Duration::from_secs(15);
 
+/// A gate that nobody has needed for this long loses its row.
+const GATES_KEPT: Duration = Duration::from_secs(3600);
+
 /// How long what is past its time is removed without a rest, while there is much of it.
 const SWEEPING: Duration = Duration::from_secs(5);
 
@@ -76,6 +79,9 @@ impl Shared {
         match self.store.end_overdue(&mut walks.overdue, now).await {
             Ok(ended) => self.tell_spent(&ended),
             Err(e) => tracing::warn!(error = %e, "tasks whose time is up could not be ended; trying again"),
+        }
+        if let Err(e) = self.store.forget_gates(now - GATES_KEPT).await {
+            tracing::warn!(error = %e, "gates that nobody needs could not be removed; trying again");
         }
         let (letters, by_reason) = self.store.count_dead().await?;
         gauges.report_dead(by_reason);

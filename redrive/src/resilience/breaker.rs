@@ -21,7 +21,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::builder::BreakerBuilder;
 use super::config::{BreakerConfig, Mode};
 use super::events::{BreakerEvent, Events, Meters};
-use super::machine::{Change, Health, Machine, Probe, State};
+use super::machine::{Change, Health, Hold, Machine, Probe, State};
 use super::permit::{BreakerError, OwnedPermit, Permit, Rejected};
 use super::samples::{Sample, Samples};
 use super::snapshot::{ProbeCounts, Snapshot};
@@ -75,8 +75,8 @@ pub(super) struct Word(u64);
 impl Word {
     const STATES: [State; 5] = [State::Closed, State::Open, State::HalfOpen, State::ForcedOpen, State::ForcedClosed];
 
-    fn new(state: State, generation: u64) -> Self {
-        Self(generation << 3 | state as u64)
+    fn new(state: State, generation: i64) -> Self {
+        Self(generation.cast_unsigned() << 3 | state as u64)
     }
 
     fn is_closed(self) -> bool {
@@ -87,8 +87,8 @@ impl Word {
         Self::STATES.get((self.0 & 7) as usize).copied().unwrap_or(State::Closed)
     }
 
-    fn generation(self) -> u64 {
-        self.0 >> 3
+    fn generation(self) -> i64 {
+        (self.0 >> 3).cast_signed()
     }
 }
 
@@ -96,7 +96,7 @@ impl Word {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ticket {
     /// A call through a closed breaker.
-    Sample { word: Word, began: Timestamp },
+    Sample { word: Word, began: Timestamp, mark: u32 },
     /// A call through a half-open one.
     Probe(Probe),
     /// A call whose outcome decides nothing.
@@ -127,7 +127,7 @@ impl CircuitBreaker {
             word: AtomicU64::new(Word::new(State::Closed, 0).0),
             until: AtomicI64::new(i64::MIN),
             observe: AtomicBool::new(config.mode == Mode::Observe),
-            samples: Samples::new(&config.trips, now),
+            samples: Samples::shared(&config.trips, now),
             clock: b.clock,
             meters: Meters::new(&b.name),
             name: b.name,
@@ -200,7 +200,12 @@ impl CircuitBreaker {
         let now = inner.clock.now();
         inner.decide(|machine, random| {
             machine.advance(now, random);
-            let (out, succeeded, failed) = machine.probes();
+            let probes = machine.probes().map_or(ProbeCounts::default(), |round| ProbeCounts {
+                out: round.out.len(),
+                succeeded: round.succeeded,
+                failed: round.failed,
+                needed: 0,
+            });
             Snapshot {
                 name: inner.name.clone(),
                 state: machine.state(),
@@ -210,7 +215,7 @@ impl CircuitBreaker {
                 opens: machine.opens(),
                 generation: machine.generation(),
                 rejected: inner.rejected.load(Ordering::Relaxed),
-                probes: ProbeCounts { out, succeeded, failed, needed: inner.config.successes_needed() },
+                probes: ProbeCounts { needed: inner.config.successes_needed(), ..probes },
                 rules: inner.samples.tallies(now),
             }
         })
@@ -233,20 +238,29 @@ impl CircuitBreaker {
 
     /// Rejects every call until [`reset`](Self::reset).
     pub fn force_open(&self) {
-        let now = self.0.clock.now();
-        self.0.decide(|machine, random| machine.force_open(now, random));
+        self.force(Hold::Open);
     }
 
     /// Lets every call through, whatever becomes of it, until [`reset`](Self::reset).
     pub fn force_closed(&self) {
-        let now = self.0.clock.now();
-        self.0.decide(|machine, random| machine.force_closed(now, random));
+        self.force(Hold::Closed);
     }
 
     /// As if it were new: closed, nothing counted, nothing forced.
     pub fn reset(&self) {
         let now = self.0.clock.now();
-        self.0.decide(|machine, random| machine.reset(now, random));
+        self.0.decide(|machine, random| {
+            machine.advance(now, random);
+            machine.reset(now);
+        });
+    }
+
+    fn force(&self, hold: Hold) {
+        let now = self.0.clock.now();
+        self.0.decide(|machine, random| {
+            machine.advance(now, random);
+            machine.hold(Some(hold), now);
+        });
     }
 
     #[inline]
@@ -267,7 +281,7 @@ impl Inner {
     #[inline]
     fn sample(&self, word: Word) -> Ticket {
         let began = if self.samples.timed() { self.clock.now() } else { Timestamp::EPOCH };
-        Ticket::Sample { word, began }
+        Ticket::Sample { word, began, mark: self.samples.mark() }
     }
 
     #[cold]
@@ -277,7 +291,10 @@ impl Inner {
         let answer = match word.state() {
             State::ForcedClosed => Answer::Go(Ticket::Free),
             State::ForcedOpen => Answer::Stop(State::ForcedOpen, None),
-            State::Open if now < until => Answer::Stop(State::Open, Some(until)),
+            // Later than any wait: the clock was set back.
+            State::Open if now < until && until.since(now) <= self.config.longest_wait() => {
+                Answer::Stop(State::Open, Some(until))
+            }
             _ => self.decide(|machine, random| match machine.probe(now, random) {
                 Some(probe) => Answer::Go(Ticket::Probe(probe)),
                 None => self.without_probe(machine),
@@ -315,20 +332,20 @@ impl Inner {
         self.meters.count(health);
         match (ticket, health) {
             (Ticket::Sample { .. }, Health::Ignore) | (Ticket::Free, _) => {}
-            (Ticket::Sample { word, began }, _) => self.count(word, began, health == Health::Failure),
+            (Ticket::Sample { word, began, mark }, _) => self.count(word, began, mark, health == Health::Failure),
             (Ticket::Probe(probe), _) => self.probe_ended(probe, health),
         }
     }
 
     /// A call through a closed breaker has ended.
     #[inline]
-    fn count(&self, word: Word, began: Timestamp, failed: bool) {
+    fn count(&self, word: Word, began: Timestamp, mark: u32, failed: bool) {
         let now = self.clock.now();
         if self.word() != word {
             return self.meters.late.increment(1);
         }
         let took = if self.samples.timed() { now.since(began) } else { Duration::ZERO };
-        if let Some(rule) = self.samples.record(now, Sample { failed, took }) {
+        if let Some(rule) = self.samples.record(now, Sample { failed, took, mark }) {
             self.trip(rule, word, now);
         }
     }
@@ -348,10 +365,11 @@ impl Inner {
     /// Asks or tells the machine, lets everybody read what it says now, and tells of what has changed.
     fn decide<T>(&self, ask: impl FnOnce(&mut Machine, f64) -> T) -> T {
         let mut machine = self.lock();
-        let random = chance(self.seed, machine.generation());
+        let random = chance(self.seed, machine.generation().cast_unsigned());
+        let before = machine.generation();
         let answer = ask(&mut machine, random);
         let changes = machine.take_changes();
-        if !changes.is_empty() {
+        if machine.generation() != before {
             self.publish(&machine, &changes);
         }
         drop(machine);

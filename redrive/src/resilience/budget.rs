@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::window::TimeWindow;
+use super::window::{TimeWindow, stripes};
 use crate::clock::{Clock, Timestamp};
 
 /// First tries and retries of the last 10 s are looked at.
@@ -52,7 +52,7 @@ impl RetryBudget {
     pub fn with_clock(share: f64, per_second: u32, clock: Clock) -> Self {
         let share = if share.is_finite() { share.max(0.0) } else { 0.0 };
         let least = f64::from(per_second) * WINDOW.as_secs_f64();
-        let window = TimeWindow::new(WINDOW, 10, clock.now());
+        let window = TimeWindow::new(WINDOW, 10, clock.now(), stripes());
         Self(Arc::new(Inner { share, least, clock, window, withdrawing: Mutex::new(()) }))
     }
 

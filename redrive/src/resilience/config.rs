@@ -38,21 +38,26 @@ const MOST_TRIPS: usize = 10;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BreakerConfig {
-    /// It opens when any of these holds. Default: half of at least 20 calls in 10 s failed, or 5 in a row did.
+    /// It opens when any of these holds. Default: half of at least 20 calls in 10 s failed, or 5 in a row did. Of a gate: nine of
+    /// ten of at least 20 calls in 60 s failed, or 20 in a row did.
     pub trips: Vec<Trip>,
-    /// How long it stays open, the n-th time in a row. Default: exponential, 5 s doubling up to 5 min.
+    /// How long it stays open, the n-th time in a row. Under the gradual rule a wait is at most a twenty-fifth of the outage so
+    /// far, or 12 s. Default: exponential, 5 s doubling up to 5 min; of a gate, it begins with 1 s.
     pub open_wait: Backoff,
-    /// How chance spreads these waits. Default: ±20 %.
+    /// How chance spreads these waits. Default: ±20 %; of a gate, ±10 %.
     pub open_jitter: Jitter,
     /// Once it has stayed closed for this long, the next wait is the first one again. Default: 1 min.
     #[serde(with = "duration")]
     pub stable_after: Duration,
-    /// How many calls a half-open one lets through, to see how they fare. Default: 3.
+    /// The rule for leaving the half-open state. Default: `strict`; of a gate, `gradual`.
+    pub half_open: HalfOpen,
+    /// Number of probes by which a half-open one decides; under the gradual rule, the largest round. Default: 3; of a gate, 10.
     pub probes: u32,
-    /// How many of these must succeed for it to close. A breaker bears that the others fail; a gate opens again at the first that fails,
-    /// so it closes after so many in a row. Default: all of them.
+    /// Number of these probes that must succeed for it to close. Default: all of them; under the gradual rule, one tenth more
+    /// than would trip the failure rate again.
     pub successes: Option<u32>,
-    /// A probe that takes longer than this opens it again. Default: 30 s.
+    /// Time after which a probe counts as lost. The strict rule then opens again, the gradual rule gives another probe away. A
+    /// gate waits for as long as the probe's own `timeout` if that is longer. Default: 30 s.
     #[serde(with = "duration")]
     pub probe_limit: Duration,
     /// Whether it really holds calls back. Default: `enforce`.
@@ -68,6 +73,18 @@ pub enum Mode {
     Enforce,
     /// It goes through its states, and says so, but lets every call through: to see what it would do.
     Observe,
+}
+
+/// How a half-open breaker decides by its probes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HalfOpen {
+    /// As source 4 asks: it opens again as soon as too few of its probes can succeed.
+    #[default]
+    Strict,
+    /// Probes go in rounds, the first of one probe. A round in which enough succeed is followed by a larger one, and the largest
+    /// closes it; after any other it opens for a short wait and halves the round. The wait grows only while all probes fail.
+    Gradual,
 }
 
 /// A rule that opens a breaker. It is looked at after every call that succeeded or failed.
@@ -101,7 +118,8 @@ pub enum Trip {
         #[serde(default = "default_min_calls")]
         min_calls: u32,
     },
-    /// This many calls failed, one after the other.
+    /// This many calls in a row failed, each begun after the one before it had failed: calls that run at the same time and fail
+    /// together count as one.
     Consecutive(u32),
     /// So many calls failed within a time, however many succeeded.
     Failures {
@@ -159,6 +177,7 @@ impl Default for BreakerConfig {
             open_wait: Backoff::exponential(Duration::from_secs(5), 2.0, Duration::from_secs(300)),
             open_jitter: Jitter::Proportional(0.2),
             stable_after: Duration::from_secs(60),
+            half_open: HalfOpen::Strict,
             probes: 3,
             successes: None,
             probe_limit: Duration::from_secs(30),
@@ -166,6 +185,11 @@ impl Default for BreakerConfig {
         }
     }
 }
+
+/// Failures in the share of calls at which a gate opens: its target is down, not half healthy.
+const DOWN: f64 = 0.9;
+/// The share of successes that closes a gradual breaker beyond the share at which it would not open again.
+const MARGIN: f64 = 0.1;
 
 impl BreakerConfig {
     /// How long it stays open when it opens for the `n`-th time in a row, `n` from 1. `random` is from 0 to 1.
@@ -180,9 +204,45 @@ impl BreakerConfig {
         self.open_jitter.apply(self.open_wait.delay(n), random).max(Duration::from_millis(1))
     }
 
-    /// How many probes must succeed for it to close.
+    /// The defaults of a gate: they hold back a target that is down, and let one that works in part recover gradually.
+    pub fn for_gate() -> Self {
+        Self {
+            trips: vec![
+                Trip::failure_rate(DOWN, Window::time(Duration::from_secs(60), 12), default_min_calls()),
+                Trip::Consecutive(20),
+            ],
+            open_wait: Backoff::exponential(Duration::from_secs(1), 2.0, Duration::from_secs(300)),
+            open_jitter: Jitter::Proportional(0.1),
+            half_open: HalfOpen::Gradual,
+            probes: 10,
+            ..Self::default()
+        }
+    }
+
+    /// Number of probes that must succeed for it to close.
     pub fn successes_needed(&self) -> u32 {
-        self.successes.unwrap_or(self.probes)
+        let gradual = || {
+            let share = (1.0 - self.lowest_rate() + MARGIN).clamp(0.0, 1.0);
+            ((f64::from(self.probes) * share - 1e-9).ceil() as u32).clamp(1, self.probes.max(1))
+        };
+        self.successes.unwrap_or_else(|| match self.half_open {
+            HalfOpen::Strict => self.probes,
+            HalfOpen::Gradual => gradual(),
+        })
+    }
+
+    /// The smallest share of failures that opens it.
+    fn lowest_rate(&self) -> f64 {
+        let share = |trip: &Trip| match trip {
+            Trip::FailureRate { share, .. } => Some(*share),
+            _ => None,
+        };
+        self.trips.iter().filter_map(share).fold(1.0, f64::min)
+    }
+
+    /// The longest time for which it stays open.
+    pub(crate) fn longest_wait(&self) -> Duration {
+        self.open_jitter.apply(self.open_wait.longest(), 1.0)
     }
 
     /// Whether these values make sense; if not, all that is wrong with them.
@@ -329,6 +389,7 @@ mod tests {
             successes: Some(2),
             probe_limit: Duration::ZERO,
             mode: Mode::Observe,
+            half_open: HalfOpen::Gradual,
         };
         let said = config.validate().unwrap_err().to_string();
         for field in [
@@ -354,6 +415,22 @@ mod tests {
         }
         assert!(BreakerConfig { trips: Vec::new(), ..BreakerConfig::default() }.validate().is_err());
         BreakerConfig::default().validate().unwrap();
+    }
+
+    #[test]
+    fn the_gradual_rule_asks_for_a_little_more_than_would_open_it_again() {
+        assert_eq!(BreakerConfig::for_gate().successes_needed(), 2);
+        let rate = |share, probes| BreakerConfig {
+            trips: vec![Trip::failure_rate(share, Window::default(), 20), Trip::Consecutive(3)],
+            probes,
+            ..BreakerConfig::for_gate()
+        };
+        assert_eq!(rate(0.5, 10).successes_needed(), 6);
+        assert_eq!(rate(0.01, 10).successes_needed(), 10);
+        assert_eq!([1, 2, 3].map(|probes| rate(1.0, probes).successes_needed()), [1, 1, 1]);
+        assert_eq!(BreakerConfig { successes: Some(7), ..rate(0.5, 10) }.successes_needed(), 7);
+        assert_eq!(BreakerConfig::default().successes_needed(), 3);
+        BreakerConfig::for_gate().validate().unwrap();
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub struct BreakerEvent {
     /// Until when it is open.
     pub open_until: Option<Timestamp>,
     /// Its how-manieth change this is. Changes that follow each other closely may be told in another order.
-    pub generation: u64,
+    pub generation: i64,
 }
 
 pub(super) fn as_text<S: serde::Serializer>(name: &Arc<str>, s: S) -> Result<S::Ok, S::Error> {

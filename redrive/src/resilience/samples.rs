@@ -1,19 +1,19 @@
 //! What has lately become of calls, as far as a breaker's rules ask for it. No clock, no states: whoever keeps these, a breaker
 //! in this process or the engine's gates, asks after each call whether it is time to open.
 
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::config::{Trip, Window};
-use super::window::{CountWindow, Counts, Limit, Recent, TimeWindow};
+use super::window::{CountWindow, Counts, Limit, Recent, Streak, TimeWindow, stripes};
 use crate::clock::Timestamp;
 
 /// The calls of late, counted for each rule. Shared between threads; nothing in it waits or allocates.
 #[derive(Debug)]
 pub(crate) struct Samples {
     rules: Box<[Rule]>,
+    streak: Streak,
     /// Whether a rule asks how long calls take.
     timed: bool,
 }
@@ -24,6 +24,8 @@ pub(crate) struct Sample {
     pub failed: bool,
     /// How long it took; only asked for if [`Samples::timed`].
     pub took: Duration,
+    /// The [mark](Samples::mark) that was taken when it began.
+    pub mark: u32,
 }
 
 #[derive(Debug)]
@@ -36,7 +38,8 @@ struct Rule {
 enum Counted {
     InTime(TimeWindow, Limit),
     InNumber(CountWindow, Limit),
-    InARow(AtomicU32),
+    /// The streak of all rules counts it.
+    InARow(u32),
     Recent(Recent),
 }
 
@@ -63,10 +66,20 @@ impl std::fmt::Display for Tally {
 }
 
 impl Samples {
-    /// For these rules, from `now` on.
-    pub(crate) fn new(trips: &[Trip], now: Timestamp) -> Self {
-        let rules = trips.iter().map(|trip| Rule { trip: trip.clone(), counted: Counted::new(trip, now) }).collect();
-        Self { rules, timed: trips.iter().any(|trip| matches!(trip, Trip::SlowRate { .. })) }
+    /// For these rules, from `now` on, shared by many threads.
+    pub(crate) fn shared(trips: &[Trip], now: Timestamp) -> Self {
+        Self::new(trips, now, stripes())
+    }
+
+    /// For these rules, from `now` on, behind a lock: a few hundred bytes.
+    pub(crate) fn plain(trips: &[Trip], now: Timestamp) -> Self {
+        Self::new(trips, now, 1)
+    }
+
+    fn new(trips: &[Trip], now: Timestamp, stripes: usize) -> Self {
+        let rule = |trip: &Trip| Rule { trip: trip.clone(), counted: Counted::new(trip, now, stripes) };
+        let timed = trips.iter().any(|trip| matches!(trip, Trip::SlowRate { .. }));
+        Self { rules: trips.iter().map(rule).collect(), streak: Streak::default(), timed }
     }
 
     /// Whether it must be known how long calls take.
@@ -74,37 +87,55 @@ impl Samples {
         self.timed
     }
 
+    /// To be taken when a call begins, and given back with its [`Sample`].
+    #[inline]
+    pub(crate) fn mark(&self) -> u32 {
+        self.streak.mark()
+    }
+
     /// Counts a call for every rule, and says which one it has tripped, if any.
     #[inline]
     pub(crate) fn record(&self, now: Timestamp, sample: Sample) -> Option<usize> {
+        let in_a_row = if sample.failed {
+            self.streak.fail(sample.mark)
+        } else {
+            self.streak.end();
+            0
+        };
         let mut tripped = None;
         for (i, rule) in self.rules.iter().enumerate() {
-            if rule.record(now, sample) && tripped.is_none() {
+            if rule.record(now, sample, in_a_row) && tripped.is_none() {
                 tripped = Some(i);
             }
         }
         tripped
     }
 
+    /// Failures in a row, of calls that began one after the other.
+    pub(crate) fn in_a_row(&self) -> u32 {
+        self.streak.count()
+    }
+
     /// How a rule stands.
     pub(crate) fn tally(&self, rule: usize, now: Timestamp) -> Option<Tally> {
-        self.rules.get(rule).map(|rule| rule.tally(now))
+        self.rules.get(rule).map(|rule| rule.tally(now, &self.streak))
     }
 
     /// How all rules stand.
     pub(crate) fn tallies(&self, now: Timestamp) -> Vec<Tally> {
-        self.rules.iter().map(|rule| rule.tally(now)).collect()
+        self.rules.iter().map(|rule| rule.tally(now, &self.streak)).collect()
     }
 
     /// Forgets everything.
     pub(crate) fn clear(&self) {
+        self.streak.end();
         self.rules.iter().for_each(|rule| rule.counted.clear());
     }
 }
 
 impl Rule {
     #[inline]
-    fn record(&self, now: Timestamp, sample: Sample) -> bool {
+    fn record(&self, now: Timestamp, sample: Sample, in_a_row: u32) -> bool {
         let bad = match self.trip {
             Trip::SlowRate { slower_than, .. } => sample.took >= slower_than,
             _ => sample.failed,
@@ -112,28 +143,17 @@ impl Rule {
         match &self.counted {
             Counted::InTime(window, limit) => window.record(now, bad, limit),
             Counted::InNumber(window, limit) => window.record(bad, limit),
-            Counted::InARow(n) if bad => n.fetch_add(1, SeqCst) + 1 >= self.in_a_row(),
-            Counted::InARow(n) => {
-                // Most calls succeed: then this is only read, and no thread waits for another's cache line.
-                if n.load(SeqCst) != 0 {
-                    n.store(0, SeqCst);
-                }
-                false
-            }
+            Counted::InARow(most) => bad && in_a_row >= *most,
             Counted::Recent(recent) => bad && recent.record(now),
         }
     }
 
-    fn in_a_row(&self) -> u32 {
-        if let Trip::Consecutive(n) = self.trip { n } else { u32::MAX }
-    }
-
-    fn tally(&self, now: Timestamp) -> Tally {
+    fn tally(&self, now: Timestamp, streak: &Streak) -> Tally {
         let only = |bad| Counts { bad, total: bad };
         let counts = match &self.counted {
             Counted::InTime(window, _) => window.counts(now),
             Counted::InNumber(window, _) => window.counts(),
-            Counted::InARow(n) => only(u64::from(n.load(SeqCst))),
+            Counted::InARow(_) => only(u64::from(streak.count())),
             Counted::Recent(recent) => only(recent.count(now)),
         };
         Tally { trip: self.trip.clone(), bad: counts.bad, total: counts.total }
@@ -141,16 +161,18 @@ impl Rule {
 }
 
 impl Counted {
-    fn new(trip: &Trip, now: Timestamp) -> Self {
+    fn new(trip: &Trip, now: Timestamp, stripes: usize) -> Self {
         match *trip {
             Trip::FailureRate { share, window, min_calls } | Trip::SlowRate { share, window, min_calls, .. } => {
                 let limit = Limit { share, min_calls: u64::from(min_calls.max(1)) };
                 match window {
-                    Window::Time { length, buckets } => Self::InTime(TimeWindow::new(length, buckets, now), limit),
+                    Window::Time { length, buckets } => {
+                        Self::InTime(TimeWindow::new(length, buckets, now, stripes), limit)
+                    }
                     Window::Count(size) => Self::InNumber(CountWindow::new(size), limit),
                 }
             }
-            Trip::Consecutive(_) => Self::InARow(AtomicU32::new(0)),
+            Trip::Consecutive(most) => Self::InARow(most),
             Trip::Failures { count, within } => Self::Recent(Recent::new(count, within)),
         }
     }
@@ -159,7 +181,7 @@ impl Counted {
         match self {
             Self::InTime(window, _) => window.clear(),
             Self::InNumber(window, _) => window.clear(),
-            Self::InARow(n) => n.store(0, SeqCst),
+            Self::InARow(_) => {}
             Self::Recent(recent) => recent.clear(),
         }
     }

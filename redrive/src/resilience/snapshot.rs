@@ -29,7 +29,7 @@ pub struct Snapshot {
     /// How often it has opened without having been stable since.
     pub opens: u32,
     /// How often it has changed.
-    pub generation: u64,
+    pub generation: i64,
     /// Calls that were rejected; where it only observes, that would have been.
     pub rejected: u64,
     /// The probes of a half-open one.
@@ -39,7 +39,7 @@ pub struct Snapshot {
 }
 
 /// The probes of a half-open breaker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ProbeCounts {
     /// Calls that are under way.

@@ -2,7 +2,8 @@
 //!
 //! *State.* A [`TimeWindow`] has a ring of buckets, each a word of a tag (which stretch of time it counts) and a count. Calls are
 //! counted in stripes, one for each thread as far as there are enough, so that threads do not wait for each other's cache
-//! lines; bad calls are few and have one ring for all. A [`CountWindow`] has a ring of the last calls, one byte each.
+//! lines; bad calls are few and have one ring for all. Where a lock stands around it anyway, one stripe is enough. A [`CountWindow`]
+//! has a ring of the last calls, one byte each.
 //!
 //! *Invariants.* What one thread counts is exact. A bucket whose tag is too old counts nothing. With several threads, whoever
 //! counts last sees what all have counted, so a window that is over its limit is seen to be.
@@ -70,6 +71,8 @@ pub(crate) struct TimeWindow {
     buckets: usize,
     /// Lines of a stripe.
     lines: usize,
+    /// Number of stripes.
+    stripes: usize,
     totals: Box<[Line]>,
     bad: Box<[AtomicU64]>,
     /// How many more bad calls it can bear: an [`Ease`].
@@ -79,7 +82,8 @@ pub(crate) struct TimeWindow {
 }
 
 impl TimeWindow {
-    pub(crate) fn new(length: Duration, buckets: u32, origin: Timestamp) -> Self {
+    /// A window that many threads share, or, with one stripe, one that stands behind a lock.
+    pub(crate) fn new(length: Duration, buckets: u32, origin: Timestamp, stripes: usize) -> Self {
         let buckets = buckets.clamp(1, 1 << Place::SLOT_BITS) as usize;
         let width = u64::try_from(millis(length)).unwrap_or(0) / buckets as u64;
         let lines = buckets.div_ceil(Line::CELLS);
@@ -88,7 +92,8 @@ impl TimeWindow {
             width: width.max(1),
             buckets,
             lines,
-            totals: (0..stripes() * lines).map(|_| Line::default()).collect(),
+            stripes,
+            totals: (0..stripes * lines).map(|_| Line::default()).collect(),
             bad: (0..buckets).map(|_| AtomicU64::new(0)).collect(),
             ease: AtomicU64::new(0),
             last: AtomicU64::new(Place::new(0, 0).0),
@@ -128,7 +133,8 @@ impl TimeWindow {
 
     #[inline]
     fn add_call(&self, place: Place) {
-        let line = self.totals.get(stripe() * self.lines + place.slot() / Line::CELLS);
+        let stripe = if self.stripes > 1 { stripe() } else { 0 };
+        let line = self.totals.get(stripe * self.lines + place.slot() / Line::CELLS);
         line.and_then(|line| line.0.get(place.slot() % Line::CELLS))
             .into_iter()
             .for_each(|cell| bump(cell, place.tag()));
@@ -153,7 +159,7 @@ impl TimeWindow {
     }
 
     fn counts_at(&self, place: Place, bad: u64) -> Counts {
-        Counts { bad, total: (0..stripes()).map(|stripe| self.calls_of(stripe, place)).sum() }
+        Counts { bad, total: (0..self.stripes).map(|stripe| self.calls_of(stripe, place)).sum() }
     }
 
     fn calls_of(&self, stripe: usize, place: Place) -> u64 {
@@ -292,9 +298,9 @@ fn bump(cell: &AtomicU64, tag: u32) {
     }
 }
 
-/// How many stripes there are: several for each thread that can run at once, as threads take them by turns and two that run at
-/// once should seldom have the same.
-fn stripes() -> usize {
+/// Number of stripes for threads that do not wait for each other: several for each thread that can run at once, as threads take
+/// them by turns and two that run at once should seldom have the same.
+pub(crate) fn stripes() -> usize {
     static STRIPES: OnceLock<usize> = OnceLock::new();
     *STRIPES.get_or_init(|| {
         let threads = std::thread::available_parallelism().map_or(4, usize::from);
@@ -359,6 +365,44 @@ impl CountWindow {
     }
 }
 
+/// Failures in a row, of calls that began one after the other. Calls that run at the same time fail together when something
+/// happens once; a failure therefore counts only if its call began after the failure before it was counted.
+#[derive(Debug, Default)]
+pub(crate) struct Streak(AtomicU64);
+
+impl Streak {
+    const COUNT: u64 = u32::MAX as u64;
+
+    /// Taken when a call begins: the number of failures that were counted so far, modulo 2^32.
+    #[inline]
+    pub(crate) fn mark(&self) -> u32 {
+        (self.0.load(SeqCst) >> 32) as u32
+    }
+
+    /// Counts the failure of a call that began at `mark`, and returns the length of the row then.
+    pub(crate) fn fail(&self, mark: u32) -> u32 {
+        let counted = |word: u64| {
+            let (seq, count) = ((word >> 32) as u32, (word & Self::COUNT) as u32);
+            let next = u64::from(seq.wrapping_add(1)) << 32 | u64::from(count.saturating_add(1));
+            (seq == mark).then_some(next)
+        };
+        let word = self.0.fetch_update(SeqCst, SeqCst, counted).map(|word| (word & Self::COUNT) + 1);
+        word.unwrap_or_else(|word| word & Self::COUNT).min(Self::COUNT) as u32
+    }
+
+    /// Ends the row. Most calls succeed: then this is only read, and no thread waits for another's cache line.
+    #[inline]
+    pub(crate) fn end(&self) {
+        if self.0.load(SeqCst) & Self::COUNT != 0 {
+            self.0.fetch_and(!Self::COUNT, SeqCst);
+        }
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        (self.0.load(SeqCst) & Self::COUNT) as u32
+    }
+}
+
 /// The moments of the last so many failures.
 #[derive(Debug)]
 pub(crate) struct Recent {
@@ -406,6 +450,18 @@ impl Recent {
 mod tests {
     use super::*;
 
+    #[test]
+    fn failures_of_calls_that_ran_at_the_same_time_count_as_one() {
+        let streak = Streak::default();
+        let together = [streak.mark(); 100];
+        assert_eq!(together.map(|mark| streak.fail(mark)), [1; 100]);
+        let next = streak.mark();
+        assert_eq!((streak.fail(next), streak.fail(next)), (2, 2));
+        let before = streak.mark();
+        streak.end();
+        assert_eq!((streak.count(), streak.fail(before), streak.fail(together[0])), (0, 1, 1));
+    }
+
     const ALWAYS: Limit = Limit { share: 0.5, min_calls: 4 };
 
     /// Tags of the shortest buckets wrap after 49 days.
@@ -413,7 +469,7 @@ mod tests {
     fn a_window_counts_after_months_too_whether_it_was_left_alone_or_cleared() {
         let start = Timestamp::from_millis(1_800_000_000_000);
         for days in [1, 24, 25, 30, 49, 50, 75, 100, 365] {
-            let window = TimeWindow::new(Duration::from_millis(10), 10, start);
+            let window = TimeWindow::new(Duration::from_millis(10), 10, start, stripes());
             let now = start + Duration::from_secs(days * 24 * 3600);
             let four = || [true, false, true, false].map(|bad| window.record(now, bad, &ALWAYS));
             window.record(start, true, &ALWAYS);
@@ -428,7 +484,7 @@ mod tests {
     #[test]
     fn a_thread_that_was_held_up_counts_where_the_others_are() {
         let start = Timestamp::from_millis(1_800_000_000_000);
-        let window = TimeWindow::new(Duration::from_millis(100), 10, start);
+        let window = TimeWindow::new(Duration::from_millis(100), 10, start, 1);
         let later = start + Duration::from_millis(500);
         window.count_call(later);
         window.count_call(start + Duration::from_millis(450)); // still in its own bucket

@@ -12,7 +12,8 @@ use super::db::{Connection, Dialect, Row, query};
 use super::pool::Use;
 use super::retry::{Scope, retrying};
 
-const COLUMNS: &str = "lane, generation, changed_at, open_until, failing_since, opens, probes_given, probes_passed, state, held, name, why";
+const COLUMNS: &str = "lane, generation, changed_at, open_until, failing_since, opens, probes_allowed, probes_given, probes_passed, \
+    probes_failed, probes_until, state, held, name, why";
 /// Bytes of what is said of a gate.
 const LONGEST_WHY: usize = 1_000;
 
@@ -37,6 +38,11 @@ impl Store {
         })
     }
 
+    /// The gate of a lane, if it has a row.
+    pub(crate) async fn gate(&self, lane: Lane) -> Result<Option<Gate>> {
+        retrying!(self.pools(), Use::Read, Scope::Statement, "reading a gate", |c, _| read_one(c, lane).await)
+    }
+
     /// Those that are not simply closed, or were not a while ago.
     pub(crate) async fn active_gates(&self, since: Timestamp) -> Result<Vec<Gate>> {
         let sql = format!(
@@ -45,6 +51,15 @@ impl Store {
         retrying!(self.pools(), Use::Read, Scope::Statement, "reading the gates", |c, _| {
             let rows = c.rows(query(sql.clone()).bind(since)).await?;
             rows.iter().map(read_gate).collect()
+        })
+    }
+
+    /// Removes the rows of gates that are closed, or that nobody has needed, since `before`.
+    pub(crate) async fn forget_gates(&self, before: Timestamp) -> Result<u64> {
+        let sql = "DELETE FROM redrive_gate WHERE held IS NULL AND changed_at < ? \
+                   AND (state = 'closed' OR (COALESCE(open_until, 0) < ? AND probes_until < ?))";
+        retrying!(self.pools(), Use::Write, Scope::Statement, "forgetting gates", |c, _| {
+            c.execute(query(sql).bind(before).bind(before).bind(before)).await
         })
     }
 
@@ -60,36 +75,65 @@ impl Store {
         })
     }
 
-    /// Takes so many probes of this cycle, if there are so many left. Not tried again: what is not known to be ours is lost.
-    pub(crate) async fn take_probes(&self, gate: &Gate, n: u32, most: u32, now: Timestamp) -> Result<bool> {
-        let sql = "UPDATE redrive_gate SET probes_given = probes_given + ?, changed_at = ? \
-                   WHERE lane = ? AND generation = ? AND state = 'half_open' AND held IS NULL AND probes_given + ? <= ?";
+    /// Takes probes of a round, if its numbers are still those of `from`. Not tried again: what is not known to be ours is lost.
+    pub(crate) async fn take_probes(&self, from: &Gate, to: &Gate) -> Result<bool> {
+        let sql = "UPDATE redrive_gate SET probes_given = ?, probes_until = CASE WHEN probes_until > ? THEN probes_until ELSE ? END \
+                   WHERE lane = ? AND generation = ? AND state = 'half_open' AND held IS NULL \
+                   AND probes_given = ? AND probes_passed = ? AND probes_failed = ?";
         retrying!(self.pools(), Use::Write, Scope::Statement, "taking probes of a gate", |c, tried| {
             if tried > 0 {
                 return Ok(false);
             }
-            let take = query(sql).bind(n).bind(now).bind(gate.lane.0).bind(gate.generation).bind(n).bind(most);
+            let take = query(sql).bind(to.probes_given).bind(to.probes_until).bind(to.probes_until);
+            let take = take.bind(from.lane.0).bind(from.generation);
+            let take = take.bind(from.probes_given).bind(from.probes_passed).bind(from.probes_failed);
             Ok(c.execute(take).await? > 0)
         })
     }
 
-    /// Notes a probe that passed, and gives the gate as it is then; `None` if its cycle is over.
-    pub(crate) async fn pass_probe(&self, lane: Lane, generation: i64) -> Result<Option<Gate>> {
-        let sql = "UPDATE redrive_gate SET probes_passed = probes_passed + 1 \
-                   WHERE lane = ? AND generation = ? AND state = 'half_open' AND probes_passed < probes_given";
+    /// A probe may take until then: it is not lost before.
+    pub(crate) async fn extend_probes(&self, lane: Lane, generation: i64, until: Timestamp) -> Result<()> {
+        let sql = "UPDATE redrive_gate SET probes_until = ? \
+                   WHERE lane = ? AND generation = ? AND state = 'half_open' AND probes_until < ?";
+        retrying!(self.pools(), Use::Write, Scope::Statement, "giving a probe of a gate more time", |c, _| {
+            c.execute(query(sql).bind(until).bind(lane.0).bind(generation).bind(until)).await.map(|_| ())
+        })
+    }
+
+    /// Notes how a probe ended, and writes what `decide` makes of the gate then, in one transaction. The gate with the probe noted, and
+    /// what it has become if it has changed; `None` if its round is over.
+    pub(crate) async fn end_probe(
+        &self,
+        lane: Lane,
+        generation: i64,
+        passed: bool,
+        decide: impl Fn(&Gate) -> Option<Gate>,
+    ) -> Result<Option<(Gate, Option<Gate>)>> {
+        let number = if passed { "probes_passed" } else { "probes_failed" };
+        let sql = format!(
+            "UPDATE redrive_gate SET {number} = {number} + 1 \
+             WHERE lane = ? AND generation = ? AND state = 'half_open' AND probes_passed + probes_failed < probes_allowed"
+        );
         retrying!(self.pools(), Use::Write, Scope::Transaction, "noting a probe", |c, tried| {
             // An answer that was lost may have been counted: then it counts no more.
-            if tried == 0 && c.execute(query(sql).bind(lane.0).bind(generation)).await? == 0 {
+            if tried == 0 && c.execute(query(sql.clone()).bind(lane.0).bind(generation)).await? == 0 {
                 return Ok(None);
             }
-            Ok(read_one(c, lane).await?.filter(|gate| gate.generation == generation))
+            let Some(gate) = read_one(c, lane).await?.filter(|gate| gate.generation == generation) else {
+                return Ok(None);
+            };
+            let next = decide(&gate);
+            if let Some(next) = &next {
+                write_gate(c, generation, next).await?;
+            }
+            Ok(Some((gate, next)))
         })
     }
 
     /// A probe has ended and says nothing of its target: another one may go instead. Not tried again: at worst it is lost.
     pub(crate) async fn give_probe_back(&self, lane: Lane, generation: i64) -> Result<()> {
         let sql = "UPDATE redrive_gate SET probes_given = probes_given - 1 \
-                   WHERE lane = ? AND generation = ? AND state = 'half_open' AND probes_given > probes_passed";
+                   WHERE lane = ? AND generation = ? AND state = 'half_open' AND probes_given > probes_passed + probes_failed";
         retrying!(self.pools(), Use::Write, Scope::Statement, "giving a probe of a gate back", |c, tried| {
             if tried == 0 {
                 c.execute(query(sql).bind(lane.0).bind(generation)).await?;
@@ -166,11 +210,13 @@ async fn make_row(c: &mut Connection<'_>, gate: &Gate) -> sqlx::Result<()> {
 
 async fn write_gate(c: &mut Connection<'_>, from: i64, to: &Gate) -> sqlx::Result<bool> {
     let sql = "UPDATE redrive_gate SET generation = ?, changed_at = ?, open_until = ?, failing_since = ?, opens = ?, \
-               probes_given = ?, probes_passed = ?, state = ?, held = ?, why = ? WHERE lane = ? AND generation = ?";
+               probes_allowed = ?, probes_given = ?, probes_passed = ?, probes_failed = ?, probes_until = ?, \
+               state = ?, held = ?, why = ? WHERE lane = ? AND generation = ?";
     let why = to.why.as_deref().map(|why| crate::task::storable(why, LONGEST_WHY));
     let write =
         query(sql).bind(to.generation).bind(to.changed_at).bind(to.open_until).bind(to.failing_since).bind(to.opens);
-    let write = write.bind(to.probes_given).bind(to.probes_passed).bind(to.state.as_str());
+    let write = write.bind(to.probes_allowed).bind(to.probes_given).bind(to.probes_passed).bind(to.probes_failed);
+    let write = write.bind(to.probes_until).bind(to.state.as_str());
     let write = write.bind(to.held.map(Hold::as_str)).bind(why.as_deref()).bind(to.lane.0).bind(from);
     Ok(c.execute(write).await? > 0)
 }
@@ -190,8 +236,11 @@ fn read_gate(row: &Row) -> sqlx::Result<Gate> {
         open_until: c.opt_int()?.map(Timestamp::from_millis),
         failing_since: c.opt_int()?.map(Timestamp::from_millis),
         opens: count(c.int()?),
+        probes_allowed: count(c.int()?),
         probes_given: count(c.int()?),
         probes_passed: count(c.int()?),
+        probes_failed: count(c.int()?),
+        probes_until: Timestamp::from_millis(c.int()?),
         state: GateState::read(c.text()?),
         held: c.opt_text()?.and_then(Hold::read),
         name: c.text()?.to_owned(),

@@ -16,7 +16,7 @@ use super::pool::{Pools, Use};
 use super::retry::{Scope, retrying};
 
 /// The schema that this binary knows.
-pub(super) const VERSION: i64 = 7;
+pub(super) const VERSION: i64 = 8;
 /// The oldest schema version whose binaries can work on [`VERSION`].
 const COMPATIBLE_WITH: i64 = 1;
 
@@ -29,6 +29,7 @@ const MIGRATIONS: [&str; VERSION as usize] = [
     include_str!("../../migrations/0005_saga.sql"),
     include_str!("../../migrations/0006_history.sql"),
     include_str!("../../migrations/0007_lease.sql"),
+    include_str!("../../migrations/0008_gate.sql"),
 ];
 
 /// Brings the schema up to date, or says why that cannot be.

@@ -2,8 +2,7 @@
 //! asked, and does what is due by time one thing after the other.
 
 use proptest::prelude::*;
-use redrive::resilience::{BreakerConfig, Health, State};
-use redrive::resilience::{Trip, Window};
+use redrive::resilience::{BreakerConfig, HalfOpen, Health, State, Trip, Window};
 
 use super::*;
 
@@ -13,14 +12,27 @@ struct Ended {
     at: Timestamp,
     failed: bool,
     took: Duration,
+    /// The number of calls that had ended when it began.
+    began_after: usize,
 }
 
-/// A probe of this half-open cycle; one that decides nothing is removed.
+/// A probe of this round; one that decides nothing is removed.
 #[derive(Clone, Copy)]
 struct Probe {
     id: usize,
     began: Timestamp,
     succeeded: Option<bool>,
+    /// It took too long, and another may go in its place.
+    lost: bool,
+}
+
+/// A call that was let through.
+#[derive(Clone, Copy)]
+struct Call {
+    began: Timestamp,
+    generation: i64,
+    state: State,
+    began_after: usize,
 }
 
 #[derive(Clone)]
@@ -30,11 +42,12 @@ struct Model {
     since: Timestamp,
     until: Option<Timestamp>,
     opens: u32,
-    generation: u64,
+    generation: i64,
+    failing_since: Option<Timestamp>,
+    round: u32,
     ended: Vec<Ended>,
     probes: Vec<Probe>,
-    /// Of every call that was let through: when it began, in which generation and state.
-    calls: Vec<(Timestamp, u64, State)>,
+    calls: Vec<Call>,
 }
 
 impl Model {
@@ -46,6 +59,8 @@ impl Model {
             until: None,
             opens: 0,
             generation: 0,
+            failing_since: None,
+            round: 0,
             ended: Vec::new(),
             probes: Vec::new(),
             calls: Vec::new(),
@@ -59,24 +74,49 @@ impl Model {
         self.probes.clear();
     }
 
+    fn is_gradual(&self) -> bool {
+        self.config.half_open == HalfOpen::Gradual
+    }
+
     fn open(&mut self, at: Timestamp) {
         self.opens += 1;
+        let since = *self.failing_since.get_or_insert(at);
+        let mut wait = self.config.open_wait.delay(self.opens);
+        if self.is_gradual() {
+            wait = wait.min((at.since(since) / 25).max(secs(12)));
+        }
         self.enter(State::Open, at);
-        self.until = Some(at + self.config.open_wait.delay(self.opens));
+        self.until = Some(at + wait);
+    }
+
+    fn close(&mut self, at: Timestamp) {
+        self.failing_since = None;
+        self.enter(State::Closed, at);
     }
 
     fn pass_time(&mut self, now: Timestamp) {
         loop {
-            let running = self.probes.iter().filter(|p| p.succeeded.is_none());
-            let overdue = running.map(|p| p.began + self.config.probe_limit).min();
+            let limit = self.config.probe_limit;
+            let running = self.probes.iter_mut().filter(|p| p.succeeded.is_none() && !p.lost);
+            let overdue = running.min_by_key(|p| p.began).filter(|p| p.began + limit <= now);
+            let is_gradual = self.config.half_open == HalfOpen::Gradual;
             if let Some(until) = self.until.filter(|until| *until <= now) {
                 self.enter(State::HalfOpen, until);
-            } else if let Some(overdue) = overdue.filter(|overdue| *overdue <= now) {
-                self.open(overdue);
+            } else if let Some(probe) = overdue {
+                let at = probe.began + limit;
+                probe.lost = true;
+                if !is_gradual {
+                    self.open(at);
+                }
             } else {
                 return;
             }
         }
+    }
+
+    /// Probes of this round that are out or have ended.
+    fn taken(&self) -> usize {
+        self.probes.iter().filter(|p| p.succeeded.is_some() || !p.lost).count()
     }
 
     /// Whether a call may go; its number then is that of the call.
@@ -85,31 +125,34 @@ impl Model {
         let go = match self.state {
             State::Closed | State::ForcedClosed => true,
             State::Open | State::ForcedOpen => false,
-            State::HalfOpen => self.probes.len() < self.config.probes as usize,
+            State::HalfOpen => self.taken() < self.round as usize,
         };
         if go {
             if self.state == State::HalfOpen {
-                self.probes.push(Probe { id: self.calls.len(), began: now, succeeded: None });
+                self.probes.push(Probe { id: self.calls.len(), began: now, succeeded: None, lost: false });
             }
-            self.calls.push((now, self.generation, self.state));
+            let (generation, state, began_after) = (self.generation, self.state, self.ended.len());
+            self.calls.push(Call { began: now, generation, state, began_after });
         }
         go
     }
 
     fn end(&mut self, call: usize, health: Health, now: Timestamp) {
         self.pass_time(now);
-        let (began, generation, state) = self.calls[call];
+        let Call { began, generation, state, began_after } = self.calls[call];
         if generation != self.generation {
             return;
         }
         match state {
             State::HalfOpen => self.end_probe(call, health, now),
             State::Closed if health != Health::Ignore => {
-                self.ended.push(Ended { at: now, failed: health == Health::Failure, took: now.since(began) });
+                let failed = health == Health::Failure;
+                self.ended.push(Ended { at: now, failed, took: now.since(began), began_after });
                 if self.config.trips.iter().any(|trip| self.is_tripped(trip, now)) {
                     if now.since(self.since) >= self.config.stable_after {
                         self.opens = 0;
                     }
+                    self.round = if self.is_gradual() { 1 } else { self.config.probes };
                     self.open(now);
                 }
             }
@@ -124,11 +167,48 @@ impl Model {
         self.probes.iter_mut().filter(|p| p.id == call).for_each(|p| p.succeeded = Some(health == Health::Success));
         let ended = |how| self.probes.iter().filter(|p| p.succeeded == Some(how)).count() as u32;
         let (succeeded, failed) = (ended(true), ended(false));
-        if succeeded >= self.config.successes_needed() {
-            self.enter(State::Closed, now);
-        } else if self.config.probes - failed < self.config.successes_needed() {
+        let needed = self.config.successes_needed();
+        if self.is_gradual() {
+            if succeeded + failed >= self.round {
+                self.end_round(succeeded, failed, now);
+            }
+        } else if succeeded >= needed {
+            self.close(now);
+        } else if self.config.probes - failed < needed {
             self.open(now);
         }
+    }
+
+    fn end_round(&mut self, succeeded: u32, failed: u32, now: Timestamp) {
+        let (most, ended) = (self.config.probes, succeeded + failed);
+        let is_enough = succeeded * most >= self.config.successes_needed() * ended;
+        if is_enough && self.round >= most {
+            self.close(now);
+        } else if is_enough {
+            let half_of_the_share = (succeeded * most).div_ceil(2 * ended);
+            self.round = most.min(self.round + half_of_the_share.max(1));
+            self.generation += 1;
+            self.probes.clear();
+        } else {
+            if self.round > 1 || succeeded > 0 {
+                self.opens = 0;
+            }
+            self.round = (self.round / 2).max(1);
+            self.open(now);
+        }
+    }
+
+    /// Failures in a row at the end, of which each began after the one before it had ended.
+    fn in_a_row(&self) -> usize {
+        let (mut row, mut counted) = (0, 0);
+        for (n, ended) in self.ended.iter().enumerate() {
+            if !ended.failed {
+                row = 0;
+            } else if ended.began_after >= counted {
+                (row, counted) = (row + 1, n + 1);
+            }
+        }
+        row
     }
 
     fn is_tripped(&self, trip: &Trip, now: Timestamp) -> bool {
@@ -142,7 +222,7 @@ impl Model {
             Trip::SlowRate { slower_than, share, window, min_calls } => {
                 is_over(window, &|e| e.took >= slower_than, share, min_calls)
             }
-            Trip::Consecutive(n) => self.ended.iter().rev().take_while(|e| e.failed).count() >= n as usize,
+            Trip::Consecutive(n) => self.ended.last().is_some_and(|last| last.failed) && self.in_a_row() >= n as usize,
             Trip::Failures { count, within } => {
                 self.ended.iter().filter(|e| e.failed && now.since(e.at) < within).count() >= count as usize
             }
@@ -220,15 +300,18 @@ fn trip() -> impl Strategy<Value = Trip> {
 }
 
 fn config() -> impl Strategy<Value = BreakerConfig> {
-    let probes = (1u32..5).prop_flat_map(|probes| (Just(probes), 1..=probes));
+    let probes = prop_oneof![1u32..5, 5u32..12].prop_flat_map(|probes| (Just(probes), prop::option::of(1..=probes)));
     let times = (time(100), time(400), time(200));
-    (prop::collection::vec(trip(), 1..4), probes, times).prop_map(|(trips, (probes, successes), times)| BreakerConfig {
+    let rule = prop_oneof![Just(HalfOpen::Strict), Just(HalfOpen::Gradual)];
+    let all = (prop::collection::vec(trip(), 1..4), probes, times, rule);
+    all.prop_map(|(trips, (probes, successes), times, half_open)| BreakerConfig {
         trips,
+        half_open,
         open_wait: Backoff::exponential(ms(times.0), 2.0, ms(500)),
         open_jitter: Jitter::None,
         stable_after: ms(times.1),
         probes,
-        successes: Some(successes),
+        successes,
         probe_limit: ms(times.2),
         ..BreakerConfig::default()
     })
@@ -278,7 +361,7 @@ impl Real<'_> {
             Step::Reset => {
                 model.pass_time(now);
                 model.opens = 0;
-                model.enter(State::Closed, now);
+                model.close(now);
                 self.breaker.reset();
             }
         }
@@ -296,13 +379,13 @@ impl Real<'_> {
     }
 }
 
-fn states(breaker: &CircuitBreaker) -> (State, Timestamp, Option<Timestamp>, u32, u64) {
+fn states(breaker: &CircuitBreaker) -> (State, Timestamp, Option<Timestamp>, u32, i64) {
     let seen = breaker.snapshot();
     (seen.state, seen.since, seen.open_until, seen.opens, seen.generation)
 }
 
 impl Model {
-    fn states(&self) -> (State, Timestamp, Option<Timestamp>, u32, u64) {
+    fn states(&self) -> (State, Timestamp, Option<Timestamp>, u32, i64) {
         (self.state, self.since, self.until, self.opens, self.generation)
     }
 }
