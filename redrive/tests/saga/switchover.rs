@@ -83,6 +83,9 @@ struct Readers {
 
 impl Readers {
     async fn start(store: &Store, id: &'static str) -> Self {
+        // More connections than there are readers: a write finds an idle one of before the switchover, and opens none.
+        let opened = futures_util::future::join_all((0..=READERS).map(|_| store.saga(id))).await;
+        assert!(opened.iter().all(Result::is_ok));
         let (is_over, ends) = <(Arc<AtomicBool>, Arc<AtomicBool>)>::default();
         let read = Arc::new(AtomicUsize::new(0));
         let mut readers = JoinSet::new();
