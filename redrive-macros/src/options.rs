@@ -41,7 +41,7 @@ pub(crate) struct Options {
 }
 
 /// All there are, each as it is written.
-const ALL: [(&str, &str); 22] = [
+const ALL: [(&str, &str); 24] = [
     ("name", "name = \"pay\""),
     ("max_attempts", "max_attempts = 5"),
     ("backoff", "backoff = fixed(\"5s\")"),
@@ -49,6 +49,8 @@ const ALL: [(&str, &str); 22] = [
     ("max_duration", "max_duration = \"1h\""),
     ("deadline", "deadline = order.expires_at"),
     ("timeout", "timeout = \"10s\""),
+    ("max_retry_after", "max_retry_after = \"5m\""),
+    ("max_postponed", "max_postponed = \"1day\""),
     ("persist", "persist = always"),
     ("retry_for", "retry_for(PayError::Timeout(..), \"http.503\")"),
     ("no_retry_for", "no_retry_for(PayError::Declined { .. }, \"http.404\")"),
@@ -116,6 +118,7 @@ impl Options {
             "backoff" => backoff::backoff(entry.assigned()?)?,
             "jitter" => backoff::jitter(entry.assigned()?)?,
             "max_duration" | "timeout" => value::duration(entry.assigned()?)?,
+            "max_retry_after" | "max_postponed" => value::span(entry.assigned()?)?,
             "deadline" => {
                 let at: Expr = entry.assigned()?.parse()?;
                 quote!(::redrive::__private::deadline(#at))
@@ -261,6 +264,7 @@ mod tests {
                 "timeout:::core::option::Option::Some(::core::time::Duration::from_millis(90000u64))",
             ),
             ("jitter = \"1s\"", "jitter:::redrive::Jitter::Add(::core::time::Duration::from_millis(1000u64))"),
+            ("max_postponed = \"2s\"", "max_postponed:::core::time::Duration::from_millis(2000u64)"),
             ("jitter = none", "jitter:::redrive::Jitter::None"),
             ("jitter = proportional(0.2)", "jitter:::redrive::Jitter::Proportional(0.2f64)"),
             ("on_exhausted = drop", "on_exhausted:::redrive::OnExhausted::Drop"),

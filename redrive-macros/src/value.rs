@@ -117,6 +117,12 @@ pub(crate) fn duration(input: ParseStream) -> syn::Result<Tokens> {
     Ok(quote!(::core::option::Option::Some(#time)))
 }
 
+/// The same where there is always one.
+pub(crate) fn span(input: ParseStream) -> syn::Result<Tokens> {
+    let time: Millis = input.parse()?;
+    Ok(quote!(#time))
+}
+
 /// `(after = 3)`, `(after = "30m")`.
 pub(crate) fn notify(inside: ParseStream) -> syn::Result<Tokens> {
     let why = "write notify(after = 3) for the third failure, or notify(after = \"30m\") for half an hour of failing";

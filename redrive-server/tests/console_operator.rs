@@ -192,7 +192,7 @@ async fn the_overview_names_all_that_needs_somebody() {
     let server = Server::staged().await;
     let page = server.get(&server.admin(), "/").body.replace("&#60;", "&lt;").replace("&#62;", "&gt;");
     let needs = [
-        "The gate of host &lt;script&gt;",
+        "host &lt;script&gt;",
         "Sagas that are stuck: 1",
         "bills &lt;b&gt;x&lt;/b&gt;: rows that need people: 2",
         "broken is not guarded just now",
@@ -284,13 +284,13 @@ async fn methods_are_paused_and_gates_held() {
     store.make_gate(host, "down.example", now).await.unwrap();
     store.act_on_gate(host, GateAction::Hold(Hold::Open), "test", None, now).await.unwrap();
     let page = server.get(&admin, "/methods");
-    assert!(page.has("gates not closed: 1"), "{}", page.body);
+    assert!(page.has("gates not flowing: 1"), "{}", page.body);
     let gate = page.body.find("host &").expect("the gate that is held");
-    assert!(page.body[gate..].contains("held open: nothing goes through"), "{}", page.body);
+    assert!(page.body[gate..].contains("blocked by a person"), "{}", page.body);
     let lane = Lane::of("x").0;
     let note = [("note", MARKUP)];
     let page = server.does(&admin, &format!("/gates/{lane}/hold-closed"), &note);
-    assert!(page.has("held closed: all goes through"), "{}", page.body);
+    assert!(page.has("flowing, held by a person"), "{}", page.body);
     server.does(&admin, &format!("/gates/{lane}/release"), &[]);
     server.does(&admin, &format!("/gates/{lane}/reset"), &[]);
     let gate = server.store().await.gates().await.unwrap().into_iter().find(|gate| gate.lane.0 == lane).unwrap();

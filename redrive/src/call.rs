@@ -64,7 +64,7 @@ pub(crate) fn judge<C: Retryable>(call: &C, cx: &Context<'_>, policy: &Policy, e
         Ok(value) | Err(Cause::Unmet(value) | Cause::Untold(value)) => call.unmet(value),
         Err(Cause::Timeout(limit)) => Verdict::Failed(Failure::retry(Kind::TIMEOUT, no_result(*limit))),
         Err(Cause::Panic(said)) => Verdict::Failed(Failure::retry(Kind::PANIC, said)),
-        Err(untried @ (Cause::Held(_) | Cause::Paused | Cause::Expired(_))) => {
+        Err(untried @ (Cause::Held(_) | Cause::LeftAlone(_) | Cause::Paused | Cause::Expired(_))) => {
             Verdict::Failed(Failure::retry(Kind::of("not_ready"), untried.to_string()))
         }
         Err(Cause::Error(e)) => call.classify(e),
@@ -90,7 +90,7 @@ fn seen<C: Retryable>(call: &C, called: &Called<C>) -> Outcome {
         Some(Cause::Timeout(limit)) => Outcome::Failed(Failure::retry(Kind::TIMEOUT, no_result(*limit))),
         Some(Cause::Error(e)) => match call.classify(e) {
             Verdict::Failed(failure) | Verdict::Listed(failure) | Verdict::Retry(failure) | Verdict::Fatal(failure) => {
-                Outcome::Failed(failure)
+                failure.into()
             }
             Verdict::Snooze(_) | Verdict::Cancel => Outcome::Cancel,
         },
@@ -179,19 +179,25 @@ impl Engine {
             ended => {
                 let policy = self.policy_for(&call);
                 let outcome = judge(&call, &cx, &policy, &ended);
+                self.note_pace(&call, &policy, &outcome, None);
                 Box::pin(self.call_tried(&call, &cx, persist, policy, outcome, ended)).await
             }
         }
     }
 
-    /// The same where a gate or a pause may be in the way: while it is, nothing is tried, and the call is written down if its
-    /// strategy writes anything at all.
+    /// The same where a gate, a pause or a slower pace may be in the way: while it is, nothing is tried, and the call is written
+    /// down if its strategy writes anything at all.
     async fn call_through_gate<C: Retryable>(&self, call: &C, persist: Persist, first: &FirstTry) -> Called<C> {
         let part = call.part();
-        let inline = match self.pass_inline(call.method(), part.as_deref(), first.timeout).await {
-            Ok(inline) => inline,
-            Err(Back::Paused) => return self.hold_back(call, persist, Cause::Paused).await,
-            Err(Back::Gate(until)) => return self.hold_back(call, persist, Cause::Held(until)).await,
+        let inline = loop {
+            match self.pass_inline(call.method(), part.as_deref(), first.timeout).await {
+                Ok(inline) => break inline,
+                Err(Back::Paused) => return self.hold_back(call, persist, Cause::Paused).await,
+                Err(Back::Gate(until)) => return self.hold_back(call, persist, Cause::Held(until)).await,
+                // One that is tried in memory waits there.
+                Err(Back::Pace(until)) if persist == Persist::Never => self.wait_in_memory(call, until).await?,
+                Err(Back::Pace(until)) => return self.hold_back(call, persist, Cause::LeftAlone(until)).await,
+            }
         };
         let started = Stopwatch::start();
         if persist == Persist::Always {
@@ -205,7 +211,21 @@ impl Engine {
         let policy = self.policy_for(call);
         let outcome = judge(call, &cx, &policy, &ended);
         inline.end(call.method(), part.as_deref(), &outcome, started.elapsed());
+        self.note_pace(call, &policy, &outcome, Some(started.elapsed()));
         self.call_tried(call, &cx, persist, policy, outcome, ended).await
+    }
+
+    async fn wait_in_memory<C: Retryable>(
+        &self,
+        call: &C,
+        until: Timestamp,
+    ) -> std::result::Result<(), CallError<C::Output, C::Error>> {
+        let now = self.now();
+        if self.policy_for(call).limit(now).is_some_and(|limit| limit <= until) {
+            return Err(CallError::Exhausted { task_id: None, cause: Cause::LeftAlone(until) });
+        }
+        pause(until.since(now)).await;
+        Ok(())
     }
 
     async fn hold_back<C: Retryable>(
@@ -303,7 +323,7 @@ impl Engine {
     ) -> Called<C> {
         let rejected = match &outcome {
             Outcome::Failed(failure) => failure.class == Class::Reject,
-            Outcome::Snooze(_) => false,
+            Outcome::Snooze(_) | Outcome::SlowDown(_) => false,
             _ => true,
         };
         if rejected && (!all || outcome == Outcome::Cancel) {
@@ -390,6 +410,7 @@ impl Engine {
         };
         let task = held.task().clone();
         let cx = held.context();
+        let started = Stopwatch::start();
         // Cut off from the database, or fenced, we must not go on: others may run it now.
         let ended = tokio::select! {
             biased;
@@ -397,6 +418,7 @@ impl Engine {
             ended = try_once(call, &cx, task.policy.timeout) => ended,
         };
         let outcome = judge(call, &cx, &task.policy, &ended);
+        self.note_pace(call, &task.policy, &outcome, Some(started.elapsed()));
         let now = self.now();
         let to = settle(&task, &outcome, now, random(&task)).to;
         let result = ended.as_ref().ok().and_then(|value| told(call, &task.policy, value));
@@ -418,7 +440,7 @@ impl Engine {
         mut outcome: Outcome,
         mut ended: Ended<C>,
     ) -> Called<C> {
-        let (since, mut failures) = (self.now(), 0);
+        let (since, mut failures, mut waited) = (self.now(), 0, Duration::ZERO);
         let asked = Asked { engine: self, call, since: Some(since) };
         let is_late = |due: Timestamp| policy.limit(since).is_some_and(|limit| limit <= due);
         loop {
@@ -428,6 +450,14 @@ impl Engine {
                     return Err(CallError::Exhausted { task_id: None, cause: cause::<C>(ended) });
                 }
                 (Outcome::Snooze(time), _) => pause(time).await,
+                (Outcome::SlowDown(failure), ended) => {
+                    let wait = policy.slow_down(failure.retry_after, failures + 1, self.chance(failures));
+                    waited += wait;
+                    if waited > policy.max_postponed || is_late(self.now() + wait) {
+                        return Err(CallError::Exhausted { task_id: None, cause: cause::<C>(ended) });
+                    }
+                    pause(wait).await;
+                }
                 (Outcome::Failed(failure), ended) if failure.class == Class::Retry => {
                     failures += 1;
                     let now = self.now();
@@ -439,8 +469,10 @@ impl Engine {
                 (_, ended) => return Err(CallError::Rejected { cause: cause::<C>(ended) }),
             }
             let cx = self.inline_context(failures + 1, &asked);
+            let started = Stopwatch::start();
             ended = try_once(call, &cx, policy.timeout).await;
             outcome = judge(call, &cx, policy, &ended);
+            self.note_pace(call, policy, &outcome, Some(started.elapsed()));
         }
     }
 }
@@ -456,14 +488,14 @@ struct Written {
 fn unwritten<T, E>(outcome: &Outcome, cause: Cause<T, E>) -> CallError<T, E> {
     match outcome {
         Outcome::Failed(failure) if failure.class == Class::Retry => CallError::Failed { cause },
-        Outcome::Snooze(_) => CallError::Failed { cause },
+        Outcome::Snooze(_) | Outcome::SlowDown(_) => CallError::Failed { cause },
         _ => CallError::Rejected { cause },
     }
 }
 
 fn given_up<T, E>(task: &Arc<Task>, outcome: &Outcome, cause: Cause<T, E>) -> CallError<T, E> {
     match outcome {
-        Outcome::Failed(failure) if failure.class == Class::Retry => {
+        Outcome::Failed(failure) | Outcome::SlowDown(failure) if failure.class == Class::Retry => {
             CallError::Exhausted { task_id: Some(task.id), cause }
         }
         _ => CallError::Rejected { cause },

@@ -63,6 +63,8 @@ pub enum Cause<T, E> {
     Panic(String),
     /// It was not tried: what it calls is down, and its [gate](crate::gate) is open until then, if that is known.
     Held(Option<Timestamp>),
+    /// It was not tried: what it calls has asked for a slower pace, and is left alone until then.
+    LeftAlone(Timestamp),
     /// It was not tried: people have [paused](crate::Engine::pause) its method.
     Paused,
     /// It was not tried: its deadline, which this is, was over.
@@ -105,6 +107,9 @@ impl<T, E: fmt::Display> fmt::Display for Cause<T, E> {
             Self::Timeout(limit) => f.write_str(&no_result(*limit)),
             Self::Panic(said) => f.write_str(said),
             Self::Held(Some(until)) => write!(f, "what it calls is down; it is held back until {until}"),
+            Self::LeftAlone(until) => {
+                write!(f, "what it calls has asked for a slower pace; it is left alone until {until}")
+            }
             Self::Paused => f.write_str("its method is paused"),
             Self::Expired(deadline) => write!(f, "its deadline was over before it began, at {deadline}"),
             Self::Held(None) => {

@@ -81,6 +81,8 @@ pub enum GivenUp {
     Crashed,
     /// Its params could not be read.
     Undecodable,
+    /// What it calls has asked for a slower pace for too long.
+    Postponed,
     /// It was cancelled.
     Cancelled,
 }
@@ -94,6 +96,7 @@ impl From<DeadReason> for GivenUp {
             DeadReason::FailedByHand => Self::FailedByHand,
             DeadReason::Crashed => Self::Crashed,
             DeadReason::Undecodable => Self::Undecodable,
+            DeadReason::Postponed => Self::Postponed,
         }
     }
 }

@@ -40,6 +40,8 @@ impl Kind {
     pub const CRASH: Self = Self::of("crash");
     /// An error that says nothing of itself.
     pub const ERROR: Self = Self::of("error");
+    /// It asks for a slower pace.
+    pub const SLOW_DOWN: Self = Self::of("slow_down");
 
     /// The longest name, in bytes.
     pub const MAX: usize = 100;
@@ -169,6 +171,18 @@ impl Failure {
     /// A failure that no retry will mend.
     pub fn reject(kind: impl Into<Kind>, message: impl Into<String>) -> Self {
         Self { class: Class::Reject, ..Self::retry(kind, message) }
+    }
+
+    /// The target asks for a slower pace; it may name a time for which it is to be left alone. No attempt is used up.
+    pub fn slow_down(message: impl Into<String>, time: Option<Duration>) -> Self {
+        Self { retry_after: time, ..Self::retry(Kind::SLOW_DOWN, message) }
+    }
+
+    /// Returns whether it is no failure but a wish for a slower pace: the kinds `slow_down` and `http.429`, and `http.503` if it
+    /// names a time.
+    pub fn is_slow_down(&self) -> bool {
+        let is_named = || self.retry_after.is_some() && Kind::http(503).covers(&self.kind);
+        [Kind::SLOW_DOWN, Kind::http(429)].iter().any(|kind| kind.covers(&self.kind)) || is_named()
     }
 
     /// Not before `delay` has passed: the next attempt waits at least that long.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::classify::Failure;
+use crate::classify::{Class, Failure};
 use crate::clock::Timestamp;
 use crate::engine::State;
 use crate::error::{Error, Result};
@@ -68,8 +68,11 @@ impl Said {
     /// What a failure means after that.
     pub(crate) fn of(self, failure: Failure) -> Outcome {
         match self.word {
-            None => Outcome::Failed(failure),
-            Some(Word::RetryAfter(time)) => Outcome::Failed(failure.after(time)),
+            None => failure.into(),
+            Some(Word::RetryAfter(time)) => failure.after(time).into(),
+            Some(Word::SlowDown(time)) => {
+                Outcome::SlowDown(Failure { class: Class::Retry, retry_after: time.or(failure.retry_after), ..failure })
+            }
             Some(Word::Fatal) => Outcome::Fatal(failure),
             Some(Word::Snooze(time)) => Outcome::Snooze(time),
             Some(Word::Cancel) => Outcome::Cancel,
@@ -96,6 +99,7 @@ fn lock(said: &Mutex<Said>) -> MutexGuard<'_, Said> {
 pub(crate) enum Word {
     Snooze(Duration),
     RetryAfter(Duration),
+    SlowDown(Option<Duration>),
     Fatal,
     Cancel,
 }
@@ -242,6 +246,12 @@ impl Context<'_> {
     /// If this attempt does not succeed: not before this time has passed.
     pub fn retry_after(&self, time: Duration) {
         self.say(Word::RetryAfter(time));
+    }
+
+    /// If this attempt does not succeed: what it calls asks for a slower pace, and may have named a time for which it is to be left
+    /// alone. No attempt is used up, and other tasks of the same lane wait, too.
+    pub fn slow_down(&self, time: Option<Duration>) {
+        self.say(Word::SlowDown(time));
     }
 
     /// If this attempt does not succeed: no retry will mend it.

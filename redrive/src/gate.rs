@@ -617,25 +617,23 @@ mod tests {
 
     #[test]
     fn settings_with_which_it_could_not_close_are_refused() {
-        let problems = |change: &dyn Fn(&mut GateConfig)| {
+        const DAY: Duration = Duration::from_secs(24 * 3600);
+        let problems = |change: fn(&mut GateConfig)| {
             let mut config = GateConfig::default();
             change(&mut config);
             config.problems().into_result().map_err(|e| e.to_string())
         };
-        let day = Duration::from_secs(24 * 3600);
-        assert_eq!(problems(&|_| ()), Ok(()));
-        let refused: [(&dyn Fn(&mut GateConfig), &str); 4] = [
-            (&|c| c.breaker.open_wait = Backoff::fixed(2 * day), "breaker.open_wait: must be at most 1day"),
-            (&|c| c.breaker.probe_limit = Duration::from_millis(1), "breaker.probe_limit: must be at least 1s"),
-            (&|c| c.suspend_after = Duration::from_secs(60), "suspend_after: must be longer"),
-            (&|c| c.breaker.successes = Some(11), "breaker.successes: must be from 1"),
-        ];
-        for (change, said) in refused {
+        let refused = |change: fn(&mut GateConfig), said: &str| {
             assert!(problems(change).is_err_and(|why| why.contains(said)), "{said}");
-        }
-        let short =
-            |c: &mut GateConfig| (c.breaker.open_wait, c.breaker.open_jitter) = (Backoff::fixed(day), Jitter::None);
-        assert_eq!(problems(&short), Ok(()));
+        };
+        refused(|c| c.breaker.open_wait = Backoff::fixed(2 * DAY), "breaker.open_wait: must be at most 1day");
+        refused(|c| c.breaker.probe_limit = Duration::from_millis(1), "breaker.probe_limit: must be at least 1s");
+        refused(|c| c.suspend_after = Duration::from_secs(60), "suspend_after: must be longer");
+        refused(|c| c.breaker.successes = Some(11), "breaker.successes: must be from 1");
+        assert_eq!(problems(|_| ()), Ok(()));
+        let day =
+            |c: &mut GateConfig| (c.breaker.open_wait, c.breaker.open_jitter) = (Backoff::fixed(DAY), Jitter::None);
+        assert_eq!(problems(day), Ok(()));
     }
 
     #[test]

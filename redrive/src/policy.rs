@@ -62,6 +62,12 @@ pub struct Policy {
     /// An attempt that takes longer is a failed one. Default: no limit.
     #[serde(with = "duration::option", skip_serializing_if = "Option::is_none")]
     pub timeout: Option<Duration>,
+    /// The longest time for which a target that asks for a slower pace is left alone at once, whatever it names. Default: 5 min.
+    #[serde(with = "duration", skip_serializing_if = "is_default_retry_after")]
+    pub max_retry_after: Duration,
+    /// The longest time for which such answers postpone a task in all; then it is given up. Default: 1 day.
+    #[serde(with = "duration", skip_serializing_if = "is_default_postponed")]
+    pub max_postponed: Duration,
     /// If given, only errors of these kinds, up to 100, are tried again. Default: none given.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub retry_for: Vec<Kind>,
@@ -133,6 +139,8 @@ pub enum OnCrash {
 const OWN: &str = "redrive.";
 const DEFAULT_ATTEMPTS: Option<u32> = Some(16);
 const DEFAULT_CRASHES: u32 = 3;
+const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(300);
+const DEFAULT_POSTPONED: Duration = Duration::from_secs(24 * 3600);
 /// More attempts than this are a mistake; use `None` for "until it succeeds".
 const MOST_ATTEMPTS: u32 = 1_000_000;
 /// More nodes than this do not die of one task.
@@ -149,6 +157,8 @@ impl Default for Policy {
             backoff: Backoff::default(),
             jitter: Jitter::default(),
             timeout: None,
+            max_retry_after: DEFAULT_RETRY_AFTER,
+            max_postponed: DEFAULT_POSTPONED,
             retry_for: Vec::new(),
             no_retry_for: Vec::new(),
             success_if: None,
@@ -178,6 +188,8 @@ impl Policy {
         });
         self.max_duration.iter().for_each(|d| duration::check(*d, "max_duration", p));
         self.timeout.iter().for_each(|d| duration::check(*d, "timeout", p));
+        duration::check(self.max_retry_after, "max_retry_after", p);
+        duration::check(self.max_postponed, "max_postponed", p);
         if let Some(deadline) = self.deadline {
             p.require(deadline > Timestamp::EPOCH, "deadline", || format!("{deadline} is not a time to come"));
         }
@@ -256,6 +268,13 @@ impl Policy {
         }
     }
 
+    /// How long a target is left alone that asks for a slower pace for the `n`-th time: for the time that it names, or else for
+    /// the wait after the `n`-th failed attempt; at most `max_retry_after`. No time at all is as if it named none.
+    pub(crate) fn slow_down(&self, named: Option<Duration>, n: u32, random: f64) -> Duration {
+        let named = named.filter(|time| !time.is_zero());
+        named.unwrap_or_else(|| self.delay(n, random)).min(self.max_retry_after)
+    }
+
     /// The wait after the `n`-th failed attempt. `random` is from 0 to 1.
     pub fn delay(&self, n: u32, random: f64) -> Duration {
         self.jitter.apply(self.backoff.delay(n), random)
@@ -277,6 +296,12 @@ fn is_default_attempts(n: &Option<u32>) -> bool {
 }
 fn is_default_crashes(n: &u32) -> bool {
     *n == DEFAULT_CRASHES
+}
+fn is_default_retry_after(time: &Duration) -> bool {
+    *time == DEFAULT_RETRY_AFTER
+}
+fn is_default_postponed(time: &Duration) -> bool {
+    *time == DEFAULT_POSTPONED
 }
 
 /// A row of source 1's `retry_strategy` table, as far as it is policy: the same field names and signals.
@@ -509,6 +534,8 @@ mod tests {
             backoff: Backoff::list([Duration::from_secs(1), Duration::from_millis(1500)]),
             jitter: Jitter::Proportional(0.25),
             timeout: Some(Duration::from_secs(10)),
+            max_retry_after: Duration::from_secs(60),
+            max_postponed: Duration::from_secs(3600),
             retry_for: vec![Kind::TIMEOUT, Kind::http(503)],
             no_retry_for: vec![Kind::of("Declined")],
             success_if: Some("result.code == 200".into()),

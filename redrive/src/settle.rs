@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::classify::{Class, Failure, Kind};
 use crate::clock::Timestamp;
 use crate::policy::{Notify, OnCrash, OnExhausted};
-use crate::task::{Attempt, LastError, Status, StopRequest, Task, limits};
+use crate::task::{Attempt, LastError, Status, StopRequest, Task};
 
 /// The wait of a task that cannot be read, or recorded, on this node: until the key may be there.
 const SEALED_WAIT: Duration = Duration::from_secs(60);
@@ -32,6 +32,8 @@ pub enum Outcome {
     Fatal(Failure),
     /// The handler asked to be called again later; no attempt is burnt.
     Snooze(Duration),
+    /// What it called asks for a slower pace; no attempt is burnt.
+    SlowDown(Failure),
     /// The handler said that the task is not wanted any more.
     Cancel,
     /// It was not executed, or not to its end, through no fault of its own (shutdown); no attempt is burnt.
@@ -43,6 +45,14 @@ pub enum Outcome {
     Sealed(String),
     /// The node that held it died; it may or may not have been executed.
     Crashed,
+}
+
+/// A failure, or a wish for a slower pace that the policy does not reject.
+impl From<Failure> for Outcome {
+    fn from(failure: Failure) -> Self {
+        let is_slow_down = failure.class == Class::Retry && failure.is_slow_down();
+        if is_slow_down { Self::SlowDown(failure) } else { Self::Failed(failure) }
+    }
 }
 
 /// Why a task is dead.
@@ -61,12 +71,21 @@ pub enum DeadReason {
     Crashed,
     /// Its params could not be read, or its row.
     Undecodable,
+    /// What it calls has asked for a slower pace for too long.
+    Postponed,
 }
 
 impl DeadReason {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Exhausted, Self::Expired, Self::Rejected, Self::FailedByHand, Self::Crashed, Self::Undecodable];
+    pub const ALL: [Self; 7] = [
+        Self::Exhausted,
+        Self::Expired,
+        Self::Rejected,
+        Self::FailedByHand,
+        Self::Crashed,
+        Self::Undecodable,
+        Self::Postponed,
+    ];
 
     /// Its name in the database and the API.
     pub const fn as_str(self) -> &'static str {
@@ -77,13 +96,14 @@ impl DeadReason {
             Self::FailedByHand => "failed_by_hand",
             Self::Crashed => "crashed",
             Self::Undecodable => "undecodable",
+            Self::Postponed => "postponed",
         }
     }
 
     /// Whether the policy's `on_exhausted = drop` lets such a task go without a trace. What nobody could
     /// have foreseen (a crash, unreadable params) or what a person did stays to be seen.
     const fn may_be_dropped(self) -> bool {
-        matches!(self, Self::Exhausted | Self::Expired | Self::Rejected)
+        matches!(self, Self::Exhausted | Self::Expired | Self::Rejected | Self::Postponed)
     }
 }
 
@@ -155,6 +175,7 @@ pub fn settle(task: &Task, outcome: &Outcome, now: Timestamp, random: f64) -> Ch
         Outcome::Failed(failure) => failed(task, failure, now, random),
         Outcome::Fatal(failure) => failed(task, &Failure { class: Class::Reject, ..failure.clone() }, now, random),
         Outcome::Snooze(delay) => postponed(task, now + *delay),
+        Outcome::SlowDown(failure) => slowed_down(task, failure, now, random),
         Outcome::Cancel => task.unchanged(To::Cancelled),
         Outcome::GivenBack => task.unchanged(To::Pending { due: task.due }),
         Outcome::Undecodable(why) => undecodable(task, why),
@@ -241,6 +262,16 @@ fn postponed(task: &Task, due: Timestamp) -> Change {
     Change { postponements: task.postponements.saturating_add(1), ..task.unchanged(to) }
 }
 
+/// A target that asks for a slower pace has not failed. What it said is noted, and the wait is counted: there is an end to it.
+fn slowed_down(task: &Task, failure: &Failure, now: Timestamp, random: f64) -> Change {
+    let wait = task.policy.slow_down(failure.retry_after, task.attempts.saturating_add(1), random);
+    let mut change = postponed(task, now + wait);
+    if task.waited().saturating_add(wait) > task.policy.max_postponed {
+        change.to = given_up(task, DeadReason::Postponed);
+    }
+    Change { failure: Some(failure.clone()), ..change }
+}
+
 /// A task that waits is not put off past its limit: there it is found spent when it is claimed.
 fn due_within_limit(task: &Task, due: Timestamp) -> Timestamp {
     task.policy.limit(task.created_at).map_or(due, |limit| due.min(limit))
@@ -301,9 +332,12 @@ impl Task {
         }
         if let Some(failure) = &change.failure {
             let error = LastError::new(failure, now);
-            task.history.push(Attempt::new(change.attempts, &error, self.locked_by));
-            let excess = task.history.len().saturating_sub(limits::HISTORY);
-            task.history.drain(..excess);
+            let waited = match change.to {
+                To::Pending { due } if change.postponements > self.postponements => due.since(now),
+                _ => Duration::ZERO,
+            };
+            let n = if change.postponements > self.postponements { self.attempts + 1 } else { change.attempts };
+            task.remember(Attempt { waited, ..Attempt::new(n, &error, self.locked_by) });
             task.last_error = Some(error);
             task.first_failed_at.get_or_insert(now);
         }
@@ -319,6 +353,7 @@ mod tests {
     use crate::backoff::{Backoff, Jitter};
     use crate::new_task::NewTask;
     use crate::policy::Policy;
+    use crate::task::limits;
     use crate::testing::task;
 
     const MINUTE: Duration = Duration::from_secs(60);
@@ -425,10 +460,76 @@ mod tests {
     #[test]
     fn retry_after_is_never_shortened() {
         let t = task_with(Policy { jitter: Jitter::None, ..Policy::default() });
-        let due =
-            |after| settle(&t, &Outcome::Failed(Failure::retry("http.429", "").after(after)), t.created_at, 0.0).to;
+        let due = |after| settle(&t, &Failure::retry("http.500", "").after(after).into(), t.created_at, 0.0).to;
         assert_eq!(due(10 * MINUTE), To::Pending { due: t.created_at + 10 * MINUTE });
         assert_eq!(due(Duration::from_secs(1)), To::Pending { due: t.created_at + Duration::from_secs(2) });
+    }
+
+    fn slow_down(after: Option<Duration>) -> Outcome {
+        Failure { retry_after: after, ..Failure::retry("http.429", "too many requests") }.into()
+    }
+
+    #[test]
+    fn a_wish_for_a_slower_pace_burns_no_attempt() {
+        let t = Task { attempts: 3, ..task_with(Policy { jitter: Jitter::None, ..Policy::default() }) };
+        let change = |after| settle(&t, &slow_down(after), t.created_at, 0.0);
+        let due = |after| match change(after).to {
+            To::Pending { due } => due.since(t.created_at).as_secs(),
+            to => panic!("{to:?}"),
+        };
+        let named = |seconds| due(Some(Duration::from_secs(seconds)));
+        assert_eq!([1, 30, 299].map(named), [1, 30, 299]);
+        assert_eq!([301, 31_536_000, u64::MAX].map(named), [300; 3], "as long as the policy lets it");
+        assert_eq!([due(None), named(0)], [16; 2], "by the policy's backoff");
+        let one = change(None);
+        assert_eq!((one.attempts, one.postponements, one.notice), (3, 1, false));
+        assert_eq!(one.failure.unwrap().kind, Kind::http(429));
+    }
+
+    #[test]
+    fn what_asks_for_a_slower_pace() {
+        let is = |kind: &'static str, after: Option<u64>| {
+            let failure = Failure { retry_after: after.map(Duration::from_secs), ..Failure::retry(kind, "") };
+            matches!(Outcome::from(failure), Outcome::SlowDown(_))
+        };
+        assert!(is("http.429", None) && is("http.429", Some(1)) && is("slow_down", None) && is("http.503", Some(1)));
+        assert!(
+            !is("http.503", None) && !is("http.500", Some(1)) && !is("timeout", Some(1)) && !is("slow_downer", None)
+        );
+        let rejected = Outcome::from(Failure::reject("http.429", ""));
+        assert!(matches!(rejected, Outcome::Failed(_)), "a policy may say that it is not tried again");
+    }
+
+    #[test]
+    fn being_slowed_down_ends_in_time() {
+        let policy = Policy { max_postponed: 10 * MINUTE, max_attempts: Some(1), ..Policy::default() };
+        let (mut t, mut now, mut waits) = (task_with(policy), Timestamp::from_millis(1_800_000_000_000), 0);
+        t.created_at = now;
+        let dead = loop {
+            let change = settle(&t, &slow_down(Some(2 * MINUTE)), now, 0.0);
+            t = t.after(&change, now);
+            match change.to {
+                To::Pending { due } => (now, waits) = (due, waits + 1),
+                to => break to,
+            }
+        };
+        assert_eq!((dead, waits, t.attempts), (To::Dead(DeadReason::Postponed), 5, 0));
+        let noted: Vec<_> = t.history.iter().map(|past| (past.n, past.times, past.waited)).collect();
+        assert_eq!(noted, [(1, 5, 10 * MINUTE), (1, 1, Duration::ZERO)]);
+    }
+
+    #[test]
+    fn deadlines_hold_for_what_is_slowed_down_and_old_waits_are_not_forgotten() {
+        let t = task_with(Policy { max_duration: Some(MINUTE), ..Policy::default() });
+        let to = settle(&t, &slow_down(Some(5 * MINUTE)), t.created_at, 0.0).to;
+        assert_eq!(to, To::Pending { due: t.created_at + MINUTE }, "there it is found to have run out of time");
+        let mut t = task_with(Policy { max_attempts: None, ..Policy::default() });
+        for _ in 0..30 {
+            for outcome in [slow_down(Some(MINUTE)), timeout()] {
+                t = t.after(&settle(&t, &outcome, t.created_at, 0.0), t.created_at);
+            }
+        }
+        assert_eq!((t.waited(), t.attempts, t.history.len()), (30 * MINUTE, 30, 10));
     }
 
     #[test]
@@ -509,6 +610,7 @@ mod tests {
                 retry_after: after.map(Duration::from_millis), ..Failure::retry("timeout", "")
             })),
             1 => (0u64..100_000).prop_map(|d| Outcome::Snooze(Duration::from_millis(d))),
+            1 => prop::option::of(0u64..100_000).prop_map(|ms| slow_down(ms.map(Duration::from_millis))),
             1 => Just(Outcome::GivenBack),
             1 => Just(Outcome::Crashed),
             1 => Just(Outcome::Done),

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::classify::{Failure, Kind};
 use crate::clock::Timestamp;
+use crate::duration;
 use crate::id::TaskId;
 use crate::policy::Policy;
 
@@ -140,6 +141,20 @@ pub struct Attempt {
     /// The node that ran it, if it was a node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeNumber>,
+    /// How many attempts it stands for: those that ended alike and used up no attempt are noted together.
+    #[serde(default = "once", skip_serializing_if = "is_once")]
+    pub times: u32,
+    /// For how long the task was postponed because its target asked for a slower pace.
+    #[serde(with = "duration", default, skip_serializing_if = "Duration::is_zero")]
+    pub waited: Duration,
+}
+
+fn once() -> u32 {
+    1
+}
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde wants it")]
+fn is_once(times: &u32) -> bool {
+    *times == 1
 }
 
 /// A task that is written down.
@@ -218,6 +233,27 @@ impl Task {
         (self.version.unsigned_abs() / 2).saturating_sub(self.postponements)
     }
 
+    /// For how long it was postponed in all because its target asked for a slower pace.
+    pub fn waited(&self) -> Duration {
+        self.history.iter().map(|attempt| attempt.waited).sum()
+    }
+
+    /// Notes an attempt: together with the last one if both asked for a slower pace and used up no attempt. What is too old goes,
+    /// but for the time that it waited.
+    pub(crate) fn remember(&mut self, mut attempt: Attempt) {
+        let is_alike = |last: &mut Attempt| {
+            !last.waited.is_zero() && !attempt.waited.is_zero() && (last.n, &last.kind) == (attempt.n, &attempt.kind)
+        };
+        if let Some(last) = self.history.pop_if(is_alike) {
+            (attempt.times, attempt.waited) =
+                (last.times.saturating_add(1), last.waited.saturating_add(attempt.waited));
+        }
+        self.history.push(attempt);
+        let excess = self.history.len().saturating_sub(limits::HISTORY);
+        let waited: Duration = self.history.drain(..excess).map(|attempt| attempt.waited).sum();
+        self.history.iter_mut().take(1).for_each(|first| first.waited += waited);
+    }
+
     /// The shard it belongs to.
     pub fn shard(&self) -> u8 {
         self.id.shard()
@@ -266,7 +302,7 @@ impl LastError {
 impl Attempt {
     pub(crate) fn new(n: u32, error: &LastError, node: Option<NodeNumber>) -> Self {
         let message = storable(&error.message, limits::HISTORY_ERROR);
-        Self { n, at: error.at, kind: error.kind.clone(), message, node }
+        Self { n, at: error.at, kind: error.kind.clone(), message, node, times: 1, waited: Duration::ZERO }
     }
 }
 

@@ -68,6 +68,8 @@ const ALL: &str = r#"
     on_exhausted = "escalate"
     notify = { failures = 3 }
     max_crashes = 4
+    max_retry_after = "1m"
+    max_postponed = "2h"
     on_success = "s"
     on_final_failure = "f"
     keep = true

@@ -18,6 +18,12 @@ pub(super) fn in_words(policy: &Policy, w: &Words) -> Vec<String> {
     all.extend((policy.max_attempts != Some(1)).then(|| waits(policy, w)));
     let span = |time: Duration| duration(time, w);
     all.extend(policy.timeout.map(|time| fill(w.policy_timeout, &[&span(time)])));
+    let slower = [policy.max_retry_after, policy.max_postponed];
+    let usual = Policy::default();
+    if slower != [usual.max_retry_after, usual.max_postponed] {
+        let [once, all_in_all] = slower.map(span);
+        all.push(fill(w.policy_retry_after, &[&once, &all_in_all]));
+    }
     all.extend(policy.max_duration.map(|time| fill(w.policy_duration, &[&span(time)])));
     all.extend(policy.deadline.map(|time| fill(w.policy_deadline, &[&time])));
     for (kinds, word) in [(&policy.retry_for, w.policy_retry_for), (&policy.no_retry_for, w.policy_no_retry_for)] {

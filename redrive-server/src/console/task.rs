@@ -9,7 +9,7 @@ use redrive::gate::{Gate, GateState};
 use redrive::store::{
     ArchiveFilter, Archived, AuditFilter, AuditOutcome, Audited, Cancelled, DeadTask, EndedAs, Redriven, TaskFilter,
 };
-use redrive::{DeadReason, Kind, Policy, Status, StopRequest, Task, TaskId, Timestamp};
+use redrive::{Attempt, DeadReason, Kind, Policy, Status, StopRequest, Task, TaskId, Timestamp};
 
 use crate::http::{HttpRequest, METHOD};
 use crate::server::App;
@@ -209,15 +209,17 @@ fn facts(place: &Place, gate: Option<&Gate>, w: &Words) -> Vec<(&'static str, Ht
     all
 }
 
-/// How often, and why as far as that is kept: a missing key is in the history, a handler's wish is only counted.
+/// How often, and why as far as that is kept: a missing key and a wish for a slower pace are in the history, a handler's own wish is
+/// only counted.
 fn put_off(task: &Task, w: &Words) -> Html {
-    let is_sealed = |kind: &Kind| *kind == Kind::SEALED;
-    let why = match task.last_error.as_ref().filter(|error| is_sealed(&error.kind)) {
-        Some(_) => w.put_off_sealed,
-        None => w.put_off_asked,
+    let is_put_off = |past: &Attempt| past.kind == Kind::SEALED || !past.waited.is_zero();
+    let why = match task.last_error.as_ref().filter(|error| error.kind == Kind::SEALED) {
+        Some(_) => w.put_off_sealed.to_owned(),
+        None if !task.waited().is_zero() => fill(w.put_off_slowed, &[&html::duration(task.waited(), w)]),
+        None => w.put_off_asked.to_owned(),
     };
     let times = text(fill(w.put_off_n, &[&task.postponements, &why]));
-    let is_waiting = task.status == Status::Pending && task.history.last().is_none_or(|last| is_sealed(&last.kind));
+    let is_waiting = task.status == Status::Pending && task.history.last().is_none_or(is_put_off);
     if is_waiting {
         Html(format!("{times}<br>{} {}", text(w.put_off_until), html::at_and_ago(task.due)))
     } else {
@@ -246,6 +248,9 @@ fn life(place: &Place, audits: &[Audited], now: Timestamp, w: &Words) -> Vec<Ite
         let node = attempt.node.map(|node| format!(" · {}", fill(w.on_node, &[&node]))).unwrap_or_default();
         let detail = format!("{}: {}{node}", attempt.kind, attempt.message);
         let (class, what) = match &attempt.kind {
+            _ if !attempt.waited.is_zero() => {
+                ("warn", fill(w.life_slowed, &[&attempt.times, &html::duration(attempt.waited, w)]))
+            }
             kind if *kind == Kind::SEALED => ("warn", w.life_put_off.to_owned()),
             kind if *kind == Kind::CRASH => ("bad", w.life_crashed.to_owned()),
             _ => ("bad", fill(w.life_failed, &[&attempt.n])),

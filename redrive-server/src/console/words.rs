@@ -291,6 +291,7 @@ words! {
     put_off: "Put off", "推迟";
     put_off_n: "{0} times, without counting an attempt: {1}", "{0} 次，未计入尝试：{1}";
     put_off_asked: "its handler asked to be called later (the times of that are not kept)", "处理程序要求稍后再调用（具体时间不保留）";
+    put_off_slowed: "what it calls asked for a slower pace, for {0} in all", "所调用的目标要求放慢速度，累计 {0}";
     put_off_sealed: "the key for its params was missing", "缺少其参数的密钥";
     put_off_until: "until", "推迟至";
     gate_waits: "The task waits until its target is back. That uses up no attempt.", "熔断器断开期间任务等待，不消耗也不计入尝试。";
@@ -309,6 +310,7 @@ words! {
     life_earlier: "{0} earlier attempts failed; their errors are not kept", "更早的 {0} 次尝试失败，其错误未保留";
     life_failed: "Attempt {0} failed", "第 {0} 次尝试失败";
     life_put_off: "Put off, without an attempt", "推迟，未计入尝试";
+    life_slowed: "Asked for a slower pace {0} times, put off for {1} in all", "目标 {0} 次要求放慢速度，累计推迟 {1}";
     life_crashed: "Its node died", "所在节点失联";
     life_running: "Attempt {0} runs", "第 {0} 次尝试执行中";
     life_stopping: "ends after this attempt, unless it succeeds", "若本次未成功，之后即结束";
@@ -340,6 +342,7 @@ words! {
     policy_jitter: ", spread by chance.", "，并随机打散。";
     policy_no_jitter: ".", "。";
     policy_timeout: "An attempt that takes longer than {0} has failed.", "单次尝试超过 {0} 即为失败。";
+    policy_retry_after: "A target that asks for a slower pace is left alone for at most {0} at once, and may postpone the task for {1} in all.", "目标要求放慢速度时，每次至多等待 {0}，累计至多推迟 {1}。";
     policy_duration: "No attempt begins later than {0} after it was created.", "创建 {0} 之后不再开始新的尝试。";
     policy_deadline: "No attempt begins after {0}.", "{0} 之后不再开始新的尝试。";
     policy_retry_for: "Only these errors are tried again: {0}.", "仅重试这些错误：{0}。";
@@ -422,6 +425,7 @@ words! {
     reason_failed_by_hand: "failed by hand", "人工判失败";
     reason_crashed: "crashed", "多次崩溃";
     reason_undecodable: "unreadable", "无法解析";
+    reason_postponed: "slowed down for too long", "限流过久";
 
     // Pages of the second half of the menu.
     methods_lead: "What waits for which method, what holds it back, and how long attempts take. The worst comes first.",
@@ -747,7 +751,7 @@ impl Words {
     }
 
     pub(super) fn reason(&self, reason: redrive::DeadReason) -> &'static str {
-        use redrive::DeadReason::{Crashed, Exhausted, Expired, FailedByHand, Rejected, Undecodable};
+        use redrive::DeadReason::{Crashed, Exhausted, Expired, FailedByHand, Postponed, Rejected, Undecodable};
         match reason {
             Exhausted => self.reason_exhausted,
             Expired => self.reason_expired,
@@ -755,6 +759,7 @@ impl Words {
             FailedByHand => self.reason_failed_by_hand,
             Crashed => self.reason_crashed,
             Undecodable => self.reason_undecodable,
+            Postponed => self.reason_postponed,
         }
     }
 

@@ -27,6 +27,12 @@ pub(super) struct PolicyShape {
     /// An attempt that takes longer has failed.
     #[schema(example = "10s")]
     timeout: Option<String>,
+    /// The longest time for which a target that asks for a slower pace (429, or 503 with `Retry-After`) is left alone at once.
+    #[schema(example = "5m")]
+    max_retry_after: Option<String>,
+    /// The longest time for which such answers postpone a task in all.
+    #[schema(example = "1day")]
+    max_postponed: Option<String>,
     /// If given, only errors of these kinds are tried again.
     #[schema(max_items = 100)]
     retry_for: Option<Vec<String>>,
@@ -150,6 +156,11 @@ pub(super) struct AttemptShape {
     kind: String,
     message: String,
     node: Option<i64>,
+    /// How many attempts it stands for, if more than one: those that asked for a slower pace are noted together.
+    times: Option<u32>,
+    /// For how long the task was postponed because its target asked for a slower pace.
+    #[schema(example = "30s")]
+    waited: Option<String>,
 }
 
 /// How many, and how sure that is.

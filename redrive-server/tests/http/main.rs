@@ -191,17 +191,45 @@ async fn that_there_is_no_body_is_said_where_one_is_expected() {
 }
 
 #[tokio::test]
-async fn retry_after_is_not_shortened() {
+async fn a_service_that_asks_for_a_slower_pace_costs_no_attempt() {
     let (world, service) = (World::new(LOOPBACK).await, Service::start().await);
+    // How long it waits, and whether that used up an attempt.
     let wait = async |path: &str| match world.outcome(HttpRequest::post(service.url(path))).await {
-        Became::Waiting(task) => task.due.since(world.engine.now()),
+        Became::Waiting(task) => (task.due.since(world.engine.now()), task.attempts, task.postponements),
         other => panic!("{other:?}"),
     };
-    assert_eq!(wait("/retry-after/120").await, Duration::from_secs(120));
-    assert!(wait("/retry-after/0").await >= Duration::from_secs(2), "the policy's own wait is longer");
-    let far = wait("/retry-after/Fri,%2031%20Dec%202100%2023:59:59%20GMT").await;
-    assert_eq!(far, Duration::from_secs(7 * 24 * 3600), "bounded");
-    assert!(wait("/retry-after/nonsense").await < Duration::from_secs(4));
+    let seconds = Duration::from_secs;
+    for status in [429, 503] {
+        let wait = async |value: &str| wait(&format!("/retry-after/{value}/{status}")).await;
+        assert_eq!(wait("120").await, (seconds(120), 0, 1), "{status}");
+        for endless in ["31536000", "Fri,%2031%20Dec%202100%2023:59:59%20GMT", "99999999999999999999"] {
+            assert_eq!(wait(endless).await, (seconds(300), 0, 1), "{status}, {endless}: bounded");
+        }
+        for passed in ["0", "Fri,%2031%20Dec%201999%2023:59:59%20GMT"] {
+            let (time, attempts, postponements) = wait(passed).await;
+            assert!((2..=3).contains(&time.as_secs()) && (attempts, postponements) == (0, 1), "{status}, {passed}");
+        }
+    }
+    for nonsense in ["nonsense", "-5", "1e9", ",,"] {
+        let (time, attempts, postponements) = wait(&format!("/retry-after/{nonsense}/429")).await;
+        assert!((2..=3).contains(&time.as_secs()) && (attempts, postponements) == (0, 1), "{nonsense}");
+        assert_eq!(wait(&format!("/retry-after/{nonsense}/503")).await.1, 1, "{nonsense}: an outage like others");
+    }
+    assert_eq!(wait("/retry-after/120/500").await.1, 1, "other failures are failures");
+    assert_eq!(wait("/retry-after/31536000/500").await.0, seconds(7 * 24 * 3600), "bounded");
+}
+
+#[tokio::test]
+async fn a_service_that_asks_for_a_slower_pace_for_too_long_is_given_up() {
+    let (world, service) = (World::new(LOOPBACK).await, Service::start().await);
+    let request = || HttpRequest::post(service.url("/retry-after/120/429"));
+    let became = world.outcome_under(request(), &[("max_postponed", "\"1m\""), ("max_attempts", "1")]).await;
+    assert_eq!(became.dead().0, "http.429");
+    let letters = world.engine.store().dead(&DeadFilter::default(), 1).await.unwrap();
+    assert_eq!((letters[0].reason.as_str(), letters[0].task.attempts), ("postponed", 0));
+    let rejected = world.outcome_under(request(), &[("no_retry_for", "[\"http.429\"]")]).await;
+    assert_eq!(rejected.dead().0, "http.429", "a policy may say that it is not tried again");
+    assert_eq!(world.engine.store().dead(&DeadFilter::default(), 1).await.unwrap()[0].reason.as_str(), "rejected");
 }
 
 #[tokio::test]

@@ -29,7 +29,7 @@ impl Seen {
 
 type Log = Arc<(Mutex<Vec<Seen>>, Notify)>;
 
-/// Answers by path: `/status/503`, `/redirect/307?http://elsewhere/`, `/retry-after/120`, `/big/1000000`, `/hang`, `/echo`; and
+/// Answers by path: `/status/503`, `/redirect/307?http://elsewhere/`, `/retry-after/120/429`, `/big/1000000`, `/hang`, `/echo`; and
 /// `/then/503,200/x`, which gives one status after the other.
 pub struct Service {
     pub port: u16,
@@ -86,9 +86,9 @@ async fn answer(
             status(codes[(count - 1).min(codes.len() - 1)]).into_response()
         }
         ["redirect", code] => (status(code), [("location", query)]).into_response(),
-        ["retry-after", value] => {
-            let value = value.replace("%20", " ");
-            (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", HeaderValue::from_str(&value).unwrap())]).into_response()
+        ["retry-after", value, code] => {
+            let value = HeaderValue::from_str(&value.replace("%20", " ")).unwrap();
+            (status(code), [("retry-after", value)]).into_response()
         }
         ["big", size] => vec![b'x'; size.parse().unwrap()].into_response(),
         ["json", code] => (status(code), [("x-state", "done")], r#"{"ok": true}"#).into_response(),

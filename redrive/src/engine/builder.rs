@@ -266,6 +266,8 @@ impl Builder {
             gates: Gates::default(),
             has_gates,
             has_pauses: AtomicBool::new(false),
+            has_paces: AtomicBool::new(false),
+            by_hand: self.by_hand,
             wake: Wake::default(),
             stopping: CancellationToken::new(),
             gate: AtomicBool::new(!self.by_hand),

@@ -199,8 +199,8 @@ impl Shared {
                 now = shared.clock.now();
             }
             // What is written as running was not looked at by a claim, and time has passed since one looked: the next one ends it.
-            let is_spent = spent(&task, now).is_some();
-            let Some(pass) = (if is_spent { None } else { shared.begin(&task) }) else {
+            let waits = spent(&task, now).is_some() || shared.is_left_alone(task.lane, now);
+            let Some(pass) = (if waits { None } else { shared.begin(&task) }) else {
                 return shared.finish(task, Outcome::GivenBack.into());
             };
             shared.signals.started(&task, now.since(task.due));
@@ -212,6 +212,7 @@ impl Shared {
             let took = started.elapsed();
             shared.signals.ended(&task, took);
             shared.end_call(&task, pass, &ended.outcome, took);
+            shared.note_pace(task.lane, &task.policy, &ended.outcome, Some(took));
             if task.lane.0 < 0 && is_answer(&ended.outcome) {
                 shared.limits().note_answer(task.lane);
             }
@@ -276,9 +277,9 @@ impl Shared {
 const UNANSWERED: [&str; 6] = ["timeout", "connect", "dns", "tls", "refused_address", "panic"];
 
 /// Returns whether what a task calls has answered, however.
-fn is_answer(outcome: &Outcome) -> bool {
+pub(super) fn is_answer(outcome: &Outcome) -> bool {
     match outcome {
-        Outcome::Done | Outcome::Fatal(_) | Outcome::Snooze(_) | Outcome::Cancel => true,
+        Outcome::Done | Outcome::Fatal(_) | Outcome::Snooze(_) | Outcome::SlowDown(_) | Outcome::Cancel => true,
         Outcome::Failed(failure) => {
             let kind = failure.kind.as_str();
             !UNANSWERED.contains(&kind.split('.').next().unwrap_or(kind))

@@ -118,7 +118,7 @@ fn health(outcome: &Outcome) -> Health {
     };
     let ours = [Kind::PANIC, Kind::UNMET, Kind::UNDECODABLE, Kind::SEALED, Kind::CRASH, Kind::ERROR];
     match Health::of_failure(&failure.kind) {
-        Health::Failure if failure.retry_after.is_some() && failure.kind == Kind::http(429) => Health::Ignore, // it asks for less
+        _ if failure.is_slow_down() => Health::Ignore,
         Health::Ignore if !ours.contains(&failure.kind) => Health::Success,
         health => health,
     }
@@ -540,8 +540,13 @@ impl Shared {
 
 /// Chance for how long it waits: different for each gate and time.
 pub(super) fn chance(gate: &Gate, now: Timestamp) -> f64 {
-    let seed = now.as_millis().cast_unsigned() ^ gate.generation.cast_unsigned();
-    let mixed = xxhash_rust::xxh3::xxh3_64_with_seed(&gate.lane.0.to_le_bytes(), seed);
+    chance_of(gate.lane, gate.generation, now)
+}
+
+/// Chance for the `n`-th wait of a lane.
+pub(super) fn chance_of(lane: Lane, n: i64, now: Timestamp) -> f64 {
+    let seed = now.as_millis().cast_unsigned() ^ n.cast_unsigned();
+    let mixed = xxhash_rust::xxh3::xxh3_64_with_seed(&lane.0.to_le_bytes(), seed);
     (mixed >> 11) as f64 / (1u64 << 53) as f64
 }
 

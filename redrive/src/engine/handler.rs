@@ -74,6 +74,12 @@ impl Verdict {
         Self::Failed(Failure::retry(Kind::ERROR, chain(error)).after(time))
     }
 
+    /// What it calls asks for a slower pace, and may have named a time for which it is to be left alone. No attempt is used up, and
+    /// other tasks of the same lane wait, too. Errors of the kind `http.429` mean this by themselves.
+    pub fn slow_down(error: &dyn std::error::Error, time: Option<Duration>) -> Self {
+        Self::Listed(Failure::slow_down(chain(error), time))
+    }
+
     /// Failed, with all that the error says of itself when it is printed for debugging: `anyhow::Error` and its like print
     /// their causes and, if there is one, a backtrace.
     pub fn report(error: &impl fmt::Debug) -> Self {

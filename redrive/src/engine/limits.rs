@@ -4,6 +4,8 @@
 //! *State.* Slots that are taken, by lane and business id; for a method with a rate a bucket of tokens, which fills
 //! steadily; for a business id also what other nodes still run of it, from the time when they owned its shard.
 //!
+//! A lane whose target has asked for less has a [pace](super::pace).
+//!
 //! *Invariants.* Whoever starts a task has taken a slot for it, and gives it back when the attempt has ended. All tasks
 //! of a business id are in one shard, so its owner alone keeps the limit. A rate is the cluster's: each node that
 //! handles the method has its share.
@@ -22,6 +24,7 @@ use crate::task::{Lane, Task, business_hash};
 use super::Shared;
 use super::handler::{MethodOptions, Rate};
 use super::lanes::Split;
+use super::pace::{Less, Pace};
 
 /// A place for one running task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +81,7 @@ struct LaneLimits {
     bucket: Option<Bucket>,
     paused: bool,
     passage: Passage,
+    pace: Option<Pace>,
 }
 
 /// What its gate lets through.
@@ -108,6 +112,7 @@ impl LaneLimits {
             bucket: options.rate.map(|rate| Bucket::new(rate, now)),
             paused: false,
             passage: Passage::All,
+            pace: None,
             options,
         }
     }
@@ -133,7 +138,9 @@ impl Limits {
         }
         if self.lanes.len() > MOST_IDLE {
             self.lanes.retain(|lane, limits| {
-                limits.taken > 0 || limits.bucket.is_some() || limits.passage != Passage::All || lane.0 >= 0
+                let is_free =
+                    limits.bucket.is_none() && limits.passage == Passage::All && limits.pace_at(now).is_none();
+                limits.taken > 0 || !is_free || lane.0 >= 0
             });
         }
         let Some(LaneLimits { options, nodes, paused, .. }) = self.lanes.get(&method) else { return };
@@ -248,7 +255,32 @@ impl Limits {
 
     /// When the next token of a lane that has run out of them comes.
     pub(crate) fn next_token(&self, lane: Lane) -> Option<Timestamp> {
-        self.lanes.get(&lane)?.bucket.as_ref()?.next_token()
+        let lane = self.lanes.get(&lane)?;
+        let token = lane.bucket.as_ref().and_then(Bucket::next_token);
+        token.into_iter().chain(lane.pace.as_ref().and_then(Pace::next)).max()
+    }
+
+    /// The target of a lane has asked for less. `true`: for the first time of late.
+    pub(crate) fn slow_down(&mut self, lane: Lane, less: &Less, now: Timestamp) -> bool {
+        self.make_part(lane, now);
+        let Some(lane) = self.lanes.get_mut(&lane) else { return false };
+        if let Some(pace) = lane.pace_at(now) {
+            pace.cut(less, now);
+            return false;
+        }
+        lane.pace = Some(Pace::new(less, now));
+        true
+    }
+
+    /// The target of a lane has answered a call that began at `began`, and not asked for less.
+    pub(crate) fn answered(&mut self, lane: Lane, began: Timestamp) {
+        let pace = self.lanes.get_mut(&lane).and_then(|lane| lane.pace.as_mut());
+        pace.into_iter().for_each(|pace| pace.answered(began));
+    }
+
+    /// Until when the target of a lane is left alone, because it has asked for less.
+    pub(crate) fn left_alone(&mut self, lane: Lane, now: Timestamp) -> Option<Timestamp> {
+        self.lanes.get_mut(&lane)?.pace_at(now)?.waits_until(now)
     }
 
     /// How many nodes share the rate of a lane.
@@ -286,7 +318,8 @@ impl Limits {
     pub(crate) fn is_tight(&self, lane: Lane) -> bool {
         let tight = |lane: &LaneLimits| {
             let o = &lane.options;
-            o.per_business.is_some() || o.rate.is_some() || lane.most().is_some_and(|most| most < usize::from(SHARDS))
+            let is_paced = o.rate.is_some() || lane.pace.is_some();
+            o.per_business.is_some() || is_paced || lane.most().is_some_and(|most| most < usize::from(SHARDS))
         };
         self.known(lane).is_none_or(tight)
     }
@@ -322,8 +355,17 @@ impl LaneLimits {
         self.options.unproven.is_some() && self.answers == 0
     }
 
+    /// Its pace, if that still slows anything.
+    fn pace_at(&mut self, now: Timestamp) -> Option<&mut Pace> {
+        if self.pace.as_ref().is_some_and(|pace| pace.is_over(now)) {
+            self.pace = None;
+        }
+        self.pace.as_mut()
+    }
+
     fn has_room(&mut self, now: Timestamp) -> bool {
         let tokens = self.bucket.as_mut().is_none_or(|bucket| bucket.has(now));
+        let tokens = tokens && self.pace_at(now).is_none_or(|pace| pace.has(now));
         let passes = match self.passage {
             Passage::All => true,
             Passage::None => false,
@@ -346,6 +388,7 @@ impl LaneLimits {
             self.businesses.insert(business, taken + 1);
         }
         self.bucket.iter_mut().for_each(Bucket::take);
+        self.pace.iter_mut().for_each(|pace| pace.take(now));
         if let Passage::Probes(n, _) = &mut self.passage {
             *n -= 1; // there is one: see has_room
         }

@@ -37,6 +37,7 @@ mod live;
 mod node;
 #[cfg(feature = "notify")]
 mod notices;
+mod pace;
 mod pass;
 mod probes;
 mod ready;
@@ -149,6 +150,10 @@ struct Shared {
     has_gates: bool,
     /// Whether any method is paused.
     has_pauses: AtomicBool,
+    /// Whether a target has ever asked for less.
+    has_paces: AtomicBool,
+    /// A test moves the clock by hand: nothing is paced, or it would wait for ever.
+    by_hand: bool,
     wake: Wake,
     stopping: CancellationToken,
     /// When the engine's own loop last moved, by the clock of `me`, in ms: without that there is no beat.

@@ -1,5 +1,5 @@
-//! First tries of callers: held back while their method is paused or their gate is open, counted like attempts of tasks, and now and then
-//! a probe.
+//! First tries of callers: held back while their method is paused, their gate is open or their target is left alone, counted like
+//! attempts of tasks, and now and then a probe.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,12 +19,14 @@ pub(crate) enum Back {
     Paused,
     /// The gate of its lane; until when, if that is known.
     Gate(Option<Timestamp>),
+    /// Its target has asked to be left alone until then.
+    Pace(Timestamp),
 }
 
 impl Engine {
     /// Whether anything could hold a first try back.
     pub(crate) fn may_hold_back(&self) -> bool {
-        self.0.has_gates || self.0.has_pauses.load(Ordering::Relaxed)
+        [&self.0.has_pauses, &self.0.has_paces].iter().any(|has| has.load(Ordering::Relaxed)) || self.0.has_gates
     }
 
     /// Whether a first try of a caller may be made now, and as what; else what holds it back.
@@ -41,6 +43,11 @@ impl Engine {
             return Err(Back::Paused);
         }
         let now = shared.clock.now();
+        if shared.has_paces.load(Ordering::Relaxed)
+            && let Some(until) = shared.limits().left_alone(lane, now)
+        {
+            return Err(Back::Pace(until));
+        }
         let known = shared.with_gate(lane, |lane| (lane.effective(now), lane.gate.open_until, lane.through()));
         let inline = |pass| Inline { shared: shared.clone(), lane, pass };
         let Some((state, until, through)) = known else { return Ok(inline(Pass::Uncounted)) };

@@ -1,8 +1,8 @@
 //! What an HTTP answer, or the kind of an error, says: whether what was called is well, and whether a retry is worth it.
 //!
 //! Whoever answers is well, even if the answer is no: a breaker that opened because of 404s would punish the target for its
-//! callers' mistakes. An answer of 5xx, 408 or 425 is not well; 501 and 505 are, they only cannot do what was asked. 429
-//! is not either, unless it says when to come again: then the target looks after itself.
+//! callers' mistakes. An answer of 5xx, 408 or 425 is not well; 501 and 505 are, they only cannot do what was asked. 429, and
+//! 503 that says when to come again, ask for a slower pace: that says nothing of the target's health.
 
 use std::time::Duration;
 
@@ -49,9 +49,10 @@ impl HttpAnswer {
     /// Whether what was called is well.
     pub fn health(&self) -> Health {
         match self.status {
-            429 if self.retry_after.is_some() => Health::Ignore,
+            429 => Health::Ignore,
+            503 if self.retry_after.is_some() => Health::Ignore,
             501 | 505 => Health::Success,
-            408 | 425 | 429 | 500..=599 => Health::Failure,
+            408 | 425 | 500..=599 => Health::Failure,
             _ => Health::Success,
         }
     }
@@ -112,13 +113,13 @@ mod tests {
 
     #[test]
     fn only_what_looks_like_an_outage_is_held_against_a_target() {
-        for kind in ["connect.lost", "dns", "tls", "too_busy", "http.500", "http.429", "http.408", "http.599"] {
+        for kind in ["connect.lost", "dns", "tls", "too_busy", "http.500", "http.503", "http.408", "http.599"] {
             assert_eq!(Health::of_failure(&Kind::of(kind)), Health::Failure, "{kind}");
         }
         for kind in ["http.400", "http.404", "http.501", "http.200"] {
             assert_eq!(Health::of_failure(&Kind::of(kind)), Health::Success, "{kind}");
         }
-        for kind in ["panic", "unmet", "undecodable", "Declined", "error", "connected", "no_permission"] {
+        for kind in ["http.429", "panic", "unmet", "undecodable", "Declined", "error", "connected", "no_permission"] {
             assert_eq!(Health::of_failure(&Kind::of(kind)), Health::Ignore, "{kind}");
         }
     }

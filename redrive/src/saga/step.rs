@@ -138,6 +138,11 @@ impl StepError {
         Self::Failed(Failure::retry(Kind::ERROR, chain(error)).after(time))
     }
 
+    /// What it calls asks for a slower pace, and may have named a time for which it is to be left alone. No attempt is used up.
+    pub fn slow_down(error: &dyn std::error::Error, time: Option<Duration>) -> Self {
+        Self::Failed(Failure::slow_down(chain(error), time))
+    }
+
     /// It will not be done, and has had no effect.
     pub fn refused(why: impl fmt::Display) -> Self {
         Self::Refused(why.to_string())

@@ -60,6 +60,8 @@ fields!(
     backoff,
     jitter,
     timeout,
+    max_retry_after,
+    max_postponed,
     retry_for,
     no_retry_for,
     success_if,

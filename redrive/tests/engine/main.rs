@@ -11,5 +11,6 @@ mod gates;
 mod leases;
 mod limits;
 mod nodes;
+mod paces;
 mod parts;
 mod proxy;

@@ -91,6 +91,8 @@ async fn every_field_survives_the_database(db: Db) {
         backoff: Backoff::linear(Duration::from_millis(1500), Duration::from_secs(60)),
         jitter: Jitter::Equal,
         timeout: Some(Duration::from_secs(10)),
+        max_retry_after: Duration::from_secs(60),
+        max_postponed: Duration::from_secs(3600),
         retry_for: vec!["timeout".into()],
         no_retry_for: vec!["http.404".into()],
         success_if: Some("result.code == 200".into()),

@@ -113,5 +113,5 @@ async fn an_older_schema_learns_of_people(db: Db) {
     }
     let store = db.another().await;
     assert!(store.tokens().await.unwrap().is_empty() && store.reminders_for("ops", 1).await.unwrap().is_empty());
-    assert_eq!(db.sql("SELECT version FROM redrive_schema").await, Some(7));
+    assert_eq!(db.sql("SELECT version FROM redrive_schema").await, Some(8));
 }

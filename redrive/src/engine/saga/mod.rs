@@ -231,7 +231,7 @@ async fn attempt(
         Err(StepError::Failed(failure))
             if failure.kind == Kind::UNMET || task.policy.classify(&failure.kind) == Class::Retry =>
         {
-            return Outcome::Failed(Failure { class: Class::Retry, ..failure }).into();
+            return Outcome::from(Failure { class: Class::Retry, ..failure }).into();
         }
         Err(StepError::Refused(error)) if cx.op() == Op::Confirm || is_first(task) => {
             gone_wrong(&cx.work, true, &error)
