@@ -48,7 +48,8 @@ impl Service {
         Self::start(Router::new().fallback(async || std::future::pending::<()>().await)).await
     }
 
-    async fn start(router: Router) -> anyhow::Result<Self> {
+    /// Answers as the router says.
+    pub(super) async fn start(router: Router) -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("listening on loopback")?;
         let url = format!("http://{}", listener.local_addr()?);
         let listener = listener.tap_io(|stream| _ = stream.set_nodelay(true));

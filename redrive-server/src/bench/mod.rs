@@ -13,6 +13,7 @@ mod ours;
 mod raw;
 mod sagas;
 mod targets;
+mod trouble;
 
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::cli::line;
 use raw::Raw;
 use targets::By;
+use trouble::{On, Trouble};
 
 /// Not that of `serve`.
 const DEFAULT: &str = "sqlite://redrive-bench.db";
@@ -83,6 +85,17 @@ enum Scenario {
     /// `--tasks` that wait, of ten thousand hosts, on one node: its memory, its longest sweep, and how long a task of a new host waits. On
     /// PostgreSQL.
     Hosts,
+    /// Three nodes and a target that fails 10, 30 and 50 % of its calls at random: good answers in a minute with its gate, beside
+    /// without it.
+    Flaky,
+    /// Three nodes and a target that is down for 120 s and then fails 50 %: good answers in the 120 s after that, beside without
+    /// its gate.
+    HalfBack,
+    /// Three nodes and a target that is down for ten minutes: calls that reach it, and how soon it is found.
+    Outage,
+    /// Three nodes and a target that takes 100 calls a second and answers others with 429, with `Retry-After` and without: how long
+    /// `--tasks` take.
+    SlowDown,
     /// `--tasks` sagas of three steps, started by 512 callers; there is no raw limit for them.
     Sagas,
     /// What the process takes in memory while it holds a million tasks that are due soon (Linux; best alone).
@@ -91,6 +104,11 @@ enum Scenario {
 
 /// Nodes of a cluster.
 const NODES: usize = 10;
+
+/// More than three nodes get through in a second where an answer takes as long as it does in these scenarios.
+const MOST_A_SECOND: u64 = 1_100;
+/// Calls that the target of `slow-down` takes in a second.
+const ALLOWED: u32 = 100;
 
 /// What was measured.
 #[derive(Clone, Debug, Default)]
@@ -170,6 +188,10 @@ impl Bench {
                 all.push(Figures { scenario, tasks, memory_mb, ..Figures::default() });
             }
             Scenario::Sagas => all.push(self.sagas(store, raw).await?),
+            Scenario::Flaky => all.extend(self.flaky(store, raw).await?),
+            Scenario::HalfBack => all.push(self.half_back(store, raw).await?),
+            Scenario::Outage => all.push(self.outage(store, raw).await?),
+            Scenario::SlowDown => all.extend(self.slow_down(store, raw).await?),
             Scenario::Gate => all.extend(self.gate(store, raw).await?),
             Scenario::Hosts => all.push(self.hosts(store, raw).await?),
             Scenario::Cluster => all.extend(self.cluster(store, raw).await?),
@@ -250,6 +272,81 @@ impl Bench {
             named("healthy, while the others wait", 1_000, seen.healthy),
             named("the others, when it is back", self.tasks, seen.drained),
         ])
+    }
+
+    /// Good answers in these seconds, with the gate and without.
+    async fn with_and_without(
+        &self,
+        on: &On<'_>,
+        name: &str,
+        trouble: Trouble,
+        (from, to): (u64, u64),
+    ) -> anyhow::Result<Figures> {
+        let tasks = MOST_A_SECOND * to;
+        let with = on.good(trouble, true, tasks, from, to).await?;
+        let without = on.good(trouble, false, tasks, from, to).await?;
+        let [rate, raw_rate] = [with, without].map(|good| Some(good as f64 / (to - from) as f64));
+        let ratio = Some(with as f64 / without as f64);
+        Ok(Figures { scenario: name.into(), tasks, rate, raw_rate, ratio, ..Figures::default() })
+    }
+
+    async fn flaky(&self, store: &redrive::Store, raw: &Raw) -> anyhow::Result<Vec<Figures>> {
+        let (bar, mut all) = (self.progress("a target that fails at random", 1), Vec::new());
+        let on = On { url: &self.database, store, raw, bar: &bar };
+        for share in [0.1, 0.3, 0.5] {
+            let name = format!("good while {:.0} % fail", share * 100.0);
+            all.push(self.with_and_without(&on, &name, Trouble::Fails(share), (10, 70)).await?);
+        }
+        bar.finish_and_clear();
+        Ok(all)
+    }
+
+    async fn half_back(&self, store: &redrive::Store, raw: &Raw) -> anyhow::Result<Figures> {
+        let bar = self.progress("a target that comes back half well", 1);
+        let on = On { url: &self.database, store, raw, bar: &bar };
+        let trouble = Trouble::Down(Duration::ZERO, Duration::from_secs(120), 0.5);
+        let figures = self.with_and_without(&on, "good after an outage, 50 % fail", trouble, (120, 240)).await;
+        bar.finish_and_clear();
+        figures
+    }
+
+    async fn outage(&self, store: &redrive::Store, raw: &Raw) -> anyhow::Result<Figures> {
+        let bar = self.progress("a target that is down", 1);
+        let on = On { url: &self.database, store, raw, bar: &bar };
+        let (well, down) = (30, 600);
+        let tasks = MOST_A_SECOND * (well + 100);
+        let seen = on.outage(well, down, tasks).await?;
+        bar.finish_and_clear();
+        let trouble::Outage { strays, probes, first, whole } = seen;
+        line(format!("calls that reached it in the 250 ms in which the nodes learned of it: {strays}"))?;
+        line(format!("calls that reached it after that, until it was back: {probes}"))?;
+        line(format!("seconds from its return to the first success: {first:?}, to the whole rate: {whole:?}"))?;
+        let max = whole.map(Duration::from_secs);
+        Ok(Figures { scenario: "whole rate after an outage".into(), tasks, max, ..Figures::default() })
+    }
+
+    async fn slow_down(&self, store: &redrive::Store, raw: &Raw) -> anyhow::Result<Vec<Figures>> {
+        let (bar, mut all) = (self.progress("a target that asks for a slower pace", 1), Vec::new());
+        let on = On { url: &self.database, store, raw, bar: &bar };
+        for names in [true, false] {
+            let trouble::Slowed { took, refused, attempts, dead } = on.slowed(ALLOWED, names, self.tasks).await?;
+            let with = if names { "with" } else { "without" };
+            line(format!(
+                "{with} Retry-After: {took:.0?}, refused {refused}, highest attempt {attempts}, dead {dead}"
+            ))?;
+            let rate = self.tasks as f64 / took.as_secs_f64();
+            all.push(Figures {
+                scenario: format!("429 {with} Retry-After, 100/s allowed"),
+                tasks: self.tasks,
+                rate: Some(rate),
+                raw_rate: Some(ALLOWED.into()),
+                ratio: Some(rate / f64::from(ALLOWED)),
+                max: Some(took),
+                ..Figures::default()
+            });
+        }
+        bar.finish_and_clear();
+        Ok(all)
     }
 
     async fn hosts(&self, store: &redrive::Store, raw: &Raw) -> anyhow::Result<Figures> {
