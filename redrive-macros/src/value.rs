@@ -117,7 +117,7 @@ pub(crate) fn duration(input: ParseStream) -> syn::Result<Tokens> {
     Ok(quote!(::core::option::Option::Some(#time)))
 }
 
-/// The same where there is always one.
+/// A duration for a field that always has one.
 pub(crate) fn span(input: ParseStream) -> syn::Result<Tokens> {
     let time: Millis = input.parse()?;
     Ok(quote!(#time))

@@ -80,24 +80,6 @@ pub(crate) fn judge<C: Retryable>(call: &C, cx: &Context<'_>, policy: &Policy, e
     cx.said().of(failure)
 }
 
-/// What a call that was written down first says about what it called.
-fn seen<C: Retryable>(call: &C, called: &Called<C>) -> Outcome {
-    let cause = match called {
-        Ok(_) => return Outcome::Done,
-        Err(e) => e.cause(),
-    };
-    match cause {
-        Some(Cause::Timeout(limit)) => Outcome::Failed(Failure::retry(Kind::TIMEOUT, no_result(*limit))),
-        Some(Cause::Error(e)) => match call.classify(e) {
-            Verdict::Failed(failure) | Verdict::Listed(failure) | Verdict::Retry(failure) | Verdict::Fatal(failure) => {
-                failure.into()
-            }
-            Verdict::Snooze(_) | Verdict::Cancel => Outcome::Cancel,
-        },
-        _ => Outcome::Cancel, // nothing
-    }
-}
-
 fn by_lists(policy: &Policy, failure: Failure) -> Failure {
     Failure { class: policy.classify(&failure.kind), ..failure }
 }
@@ -169,7 +151,7 @@ impl Engine {
             return Box::pin(self.call_through_gate(&call, persist, &first)).await;
         }
         if persist == Persist::Always {
-            return Box::pin(self.call_recorded(&call)).await;
+            return Box::pin(self.call_recorded(&call)).await.0;
         }
         let asked = Asked { engine: self, call: &call, since: None };
         let cx = self.inline_context(1, &asked);
@@ -188,21 +170,22 @@ impl Engine {
     /// The same where a gate, a pause or a slower pace may be in the way: while it is, nothing is tried, and the call is written
     /// down if its strategy writes anything at all.
     async fn call_through_gate<C: Retryable>(&self, call: &C, persist: Persist, first: &FirstTry) -> Called<C> {
-        let part = call.part();
+        let (part, since) = (call.part(), self.now());
         let inline = loop {
             match self.pass_inline(call.method(), part.as_deref(), first.timeout).await {
                 Ok(inline) => break inline,
                 Err(Back::Paused) => return self.hold_back(call, persist, Cause::Paused).await,
                 Err(Back::Gate(until)) => return self.hold_back(call, persist, Cause::Held(until)).await,
                 // One that is tried in memory waits there.
-                Err(Back::Pace(until)) if persist == Persist::Never => self.wait_in_memory(call, until).await?,
+                Err(Back::Pace(until)) if persist == Persist::Never => self.wait_in_memory(call, since, until).await?,
                 Err(Back::Pace(until)) => return self.hold_back(call, persist, Cause::LeftAlone(until)).await,
             }
         };
+        let name = || part.as_deref().unwrap_or(call.method()).to_owned();
         let started = Stopwatch::start();
         if persist == Persist::Always {
-            let called = self.call_recorded(call).await;
-            inline.end(call.method(), part.as_deref(), &seen(call, &called), started.elapsed());
+            let (called, outcome) = self.call_recorded(call).await;
+            inline.end(&outcome, started.elapsed(), name);
             return called;
         }
         let asked = Asked { engine: self, call, since: None };
@@ -210,21 +193,24 @@ impl Engine {
         let ended = try_once(call, &cx, first.timeout).await;
         let policy = self.policy_for(call);
         let outcome = judge(call, &cx, &policy, &ended);
-        inline.end(call.method(), part.as_deref(), &outcome, started.elapsed());
+        inline.end(&outcome, started.elapsed(), name);
         self.note_pace(call, &policy, &outcome, Some(started.elapsed()));
         self.call_tried(call, &cx, persist, policy, outcome, ended).await
     }
 
+    /// Waits while its target is left alone; not longer than its policy lets a call that began at `since`.
     async fn wait_in_memory<C: Retryable>(
         &self,
         call: &C,
+        since: Timestamp,
         until: Timestamp,
     ) -> std::result::Result<(), CallError<C::Output, C::Error>> {
-        let now = self.now();
-        if self.policy_for(call).limit(now).is_some_and(|limit| limit <= until) {
+        let policy = self.policy_for(call);
+        let is_late = policy.limit(since).is_some_and(|limit| limit <= until);
+        if is_late || until.since(since) > policy.max_postponed {
             return Err(CallError::Exhausted { task_id: None, cause: Cause::LeftAlone(until) });
         }
-        pause(until.since(now)).await;
+        pause(until.since(self.now())).await;
         Ok(())
     }
 
@@ -395,8 +381,9 @@ impl Engine {
         Ok(Written { id, existed: false, to })
     }
 
-    /// Written down before it is tried.
-    async fn call_recorded<C: Retryable>(&self, call: &C) -> Called<C> {
+    /// Written down before it is tried. Also what the try says of what it called.
+    async fn call_recorded<C: Retryable>(&self, call: &C) -> (Called<C>, Outcome) {
+        let untried = |e| (Err(e), Outcome::GivenBack);
         let recorded = match new_task(call, self.policy_for(call)) {
             Ok(new) => self.hold_inline(new).await,
             Err(e) => Err(e),
@@ -404,9 +391,9 @@ impl Engine {
         let held = match recorded {
             Ok(Ok(held)) => held,
             Ok(Err(Enqueued { id, existed })) => {
-                return Err(CallError::Deferred { task_id: id, existed, cause: None });
+                return untried(CallError::Deferred { task_id: id, existed, cause: None });
             }
-            Err(source) => return Err(CallError::NotRecorded { cause: None, source }),
+            Err(source) => return untried(CallError::NotRecorded { cause: None, source }),
         };
         let task = held.task().clone();
         let cx = held.context();
@@ -414,7 +401,7 @@ impl Engine {
         // Cut off from the database, or fenced, we must not go on: others may run it now.
         let ended = tokio::select! {
             biased;
-            () = held.lost() => return Err(CallError::Deferred { task_id: task.id, existed: false, cause: None }),
+            () = held.lost() => return untried(CallError::Deferred { task_id: task.id, existed: false, cause: None }),
             ended = try_once(call, &cx, task.policy.timeout) => ended,
         };
         let outcome = judge(call, &cx, &task.policy, &ended);
@@ -423,13 +410,14 @@ impl Engine {
         let to = settle(&task, &outcome, now, random(&task)).to;
         let result = ended.as_ref().ok().and_then(|value| told(call, &task.policy, value));
         held.finish(outcome.clone(), result);
-        match (to, ended) {
+        let called = match (to, ended) {
             (To::Done, Ok(value)) => Ok(value),
             (To::Pending { .. }, ended) => {
                 Err(CallError::Deferred { task_id: task.id, existed: false, cause: Some(cause::<C>(ended)) })
             }
             (_, ended) => Err(given_up(&task, &outcome, cause::<C>(ended))),
-        }
+        };
+        (called, outcome)
     }
 
     /// Tried again and again, here: after a first try that ended like this.
@@ -467,6 +455,9 @@ impl Engine {
                     }
                 }
                 (_, ended) => return Err(CallError::Rejected { cause: cause::<C>(ended) }),
+            }
+            while let Some(until) = self.left_alone(call) {
+                self.wait_in_memory(call, since, until).await?;
             }
             let cx = self.inline_context(failures + 1, &asked);
             let started = Stopwatch::start();

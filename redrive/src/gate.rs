@@ -47,7 +47,7 @@ const SHORTEST_PROBE_LIMIT: Duration = Duration::from_secs(1);
 pub struct GateConfig {
     /// False: there is none. Default: true, where a gate is given at all.
     pub enabled: bool,
-    /// When it opens, for how long, and what it takes to close again. Default: see there, under "of a gate".
+    /// When it opens, for how long, and what it takes to close again. Default: as the table of a breaker says "of a gate".
     #[serde(deserialize_with = "over_defaults")]
     pub breaker: BreakerConfig,
     /// A target that has failed for this long without a pause is suspended: its gate stays open until a person says otherwise, its
@@ -86,9 +86,11 @@ impl GateConfig {
             "must be at most 1day, or the gate stays open long after its target is back; to keep it open, hold it"
                 .into()
         });
-        problems.require(self.breaker.probe_limit >= SHORTEST_PROBE_LIMIT, "breaker.probe_limit", || {
-            "must be at least 1s, or every probe is lost and the gate never closes".into()
-        });
+        problems.require(
+            (SHORTEST_PROBE_LIMIT..=LONGEST_WAIT).contains(&self.breaker.probe_limit),
+            "breaker.probe_limit",
+            || "must be from 1s to 1day, or every probe is lost, or one that is lost is waited for too long".into(),
+        );
         problems.require(self.suspend_after > longest + self.breaker.probe_limit, "suspend_after", || {
             "must be longer than the longest wait and a probe, or the gate is suspended before it is probed".into()
         });
@@ -247,8 +249,26 @@ impl Gate {
     }
 
     fn is_forgotten(&self, now: Timestamp) -> bool {
-        let needed = self.changed_at.max(self.probes_until).max(self.open_until.unwrap_or(Timestamp::EPOCH));
-        self.state != GateState::Closed && self.held.is_none() && now.since(needed) >= FORGOTTEN_AFTER
+        self.state != GateState::Closed && self.held.is_none() && self.forgotten_at() <= now
+    }
+
+    /// When it is forgotten if nobody needs it.
+    fn forgotten_at(&self) -> Timestamp {
+        self.changed_at.max(self.probes_until).max(self.open_until.unwrap_or(Timestamp::EPOCH)) + FORGOTTEN_AFTER
+    }
+
+    /// Since when it lets everything through after it held its lane back.
+    pub(crate) fn closed_since(&self, now: Timestamp) -> Option<Timestamp> {
+        match self.state {
+            _ if self.held.is_some() || self.generation == 0 => None,
+            GateState::Closed => Some(self.changed_at),
+            _ => self.is_forgotten(now).then(|| self.forgotten_at()),
+        }
+    }
+
+    /// True if a build that knows no rounds has made it half-open: then `probes_until` is of an earlier round, or was never set.
+    fn is_foreign(&self) -> bool {
+        self.state == GateState::HalfOpen && self.probes_until <= self.changed_at
     }
 
     /// Its machine, as of the last write.
@@ -266,6 +286,8 @@ impl Gate {
         Machine {
             phase: match self.state {
                 GateState::Closed => Phase::Closed,
+                // A round of our own follows.
+                GateState::HalfOpen if self.is_foreign() => Phase::Open { until: self.changed_at },
                 GateState::Open => Phase::Open { until: self.open_until.unwrap_or(self.changed_at) },
                 GateState::HalfOpen => Phase::HalfOpen(round()),
             },
@@ -344,7 +366,8 @@ impl Gate {
             machine.reset(now);
             return Some(Self { opens: self.opens, why: None, ..self.with(&machine) });
         }
-        if self.state != GateState::HalfOpen {
+        let has_news = self.probes_passed + self.probes_failed > 0 || self.probes_until <= now;
+        if self.state != GateState::HalfOpen || self.is_foreign() || !has_news {
             return None;
         }
         let mut machine = self.machine(config);
@@ -371,6 +394,9 @@ impl Gate {
 
     /// Number of probes that may be taken now.
     pub(crate) fn probes_left(&self, config: &GateConfig, now: Timestamp) -> u32 {
+        if self.state == GateState::HalfOpen && self.held.is_none() && !self.is_foreign() && now < self.probes_until {
+            return self.probes_allowed.saturating_sub(self.probes_given);
+        }
         self.probing(config, now).map_or(0, |gate| gate.probes_allowed.saturating_sub(gate.probes_given))
     }
 
@@ -397,6 +423,10 @@ impl Gate {
     /// What follows from the numbers of its round, a probe having ended. `why`: what the probe said, if it failed.
     pub(crate) fn decided(&self, config: &GateConfig, why: &str, random: f64, now: Timestamp) -> Option<Self> {
         let mut machine = self.machine(config);
+        if self.is_forgotten(now) {
+            // A clock that jumped ahead: for how long it fails is not known.
+            (machine.failing_since, machine.opens) = (None, 0);
+        }
         machine.decide(now, random);
         (machine.generation != self.generation).then(|| self.ended(config, &machine, why, now))
     }
@@ -557,6 +587,7 @@ mod tests {
         assert_eq!(gate.lets_through(&config, idle - Duration::from_millis(1)), GateState::HalfOpen);
         assert_eq!((gate.lets_through(&config, idle), gate.is_calm(idle)), (GateState::Closed, true));
         assert_eq!(gate.at(idle).state, GateState::Closed);
+        assert_eq!((gate.closed_since(idle), gate.closed_since(after(90))), (Some(idle), None));
         // Days later it fails again: that is an outage of its own.
         let days = after(6 * 24 * 3600);
         let again = gate.tripped(&config, &tally(), 0.5, days).unwrap();
@@ -608,6 +639,35 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_jumps_ahead_while_a_probe_runs_suspends_nothing() {
+        let config = GateConfig::default();
+        let probed = open(&config, START).taken(&config, 1, after(1)).unwrap();
+        let week = after(7 * 24 * 3600);
+        let failed = Gate { probes_failed: 1, ..probed }.decided(&config, "a probe failed", 0.5, week).unwrap();
+        assert_eq!((failed.state, failed.held, failed.failing_since), (GateState::Open, None, Some(week)));
+    }
+
+    /// A build of before rounds sets `probes_given` and `probes_passed`, and knows nothing of the other numbers.
+    #[test]
+    fn what_an_older_build_made_half_open_is_probed_in_a_round_of_its_own() {
+        for config in [GateConfig::default(), strict()] {
+            let failed = round(&open(&config, START), &config, 1, 1, after(10));
+            let now = after(60);
+            let (state, probes_given, probes_passed) = (GateState::HalfOpen, 0, 0);
+            let generation = failed.generation + 1;
+            let foreign =
+                Gate { state, probes_given, probes_passed, changed_at: now, generation, open_until: None, ..failed };
+            assert_eq!(
+                (foreign.due(&config, 0.5, now), foreign.lets_through(&config, now)),
+                (None, GateState::HalfOpen)
+            );
+            assert_eq!(foreign.probes_left(&config, now), if config == strict() { 3 } else { 1 });
+            let taken = foreign.taken(&config, 1, now).unwrap();
+            assert_eq!((taken.generation, taken.probes_given, taken.probes_failed), (generation + 1, 1, 0));
+        }
+    }
+
+    #[test]
     fn a_row_that_is_made_anew_has_a_generation_of_its_own() {
         let config = GateConfig::default();
         let first = open(&config, after(1));
@@ -627,7 +687,8 @@ mod tests {
             assert!(problems(change).is_err_and(|why| why.contains(said)), "{said}");
         };
         refused(|c| c.breaker.open_wait = Backoff::fixed(2 * DAY), "breaker.open_wait: must be at most 1day");
-        refused(|c| c.breaker.probe_limit = Duration::from_millis(1), "breaker.probe_limit: must be at least 1s");
+        refused(|c| c.breaker.probe_limit = Duration::from_millis(1), "breaker.probe_limit: must be from 1s to 1day");
+        refused(|c| c.breaker.probe_limit = 4 * DAY, "breaker.probe_limit: must be from 1s to 1day");
         refused(|c| c.suspend_after = Duration::from_secs(60), "suspend_after: must be longer");
         refused(|c| c.breaker.successes = Some(11), "breaker.successes: must be from 1");
         assert_eq!(problems(|_| ()), Ok(()));

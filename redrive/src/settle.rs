@@ -216,7 +216,7 @@ fn undecodable(task: &Task, why: &str) -> Change {
 /// not tried, and is not spent any more; there is nothing to be written.
 pub(crate) fn reconsider(task: &Task, change: &Change, now: Timestamp, random: f64) -> Option<Change> {
     match &change.failure {
-        Some(failure) => Some(settle(task, &Outcome::Failed(failure.clone()), now, random)),
+        Some(failure) => Some(settle(task, &failure.clone().into(), now, random)),
         None => spent(task, now).map(|reason| give_up(task, reason)),
     }
 }
@@ -266,7 +266,7 @@ fn postponed(task: &Task, due: Timestamp) -> Change {
 fn slowed_down(task: &Task, failure: &Failure, now: Timestamp, random: f64) -> Change {
     let wait = task.policy.slow_down(failure.retry_after, task.attempts.saturating_add(1), random);
     let mut change = postponed(task, now + wait);
-    if task.waited().saturating_add(wait) > task.policy.max_postponed {
+    if task.waited().saturating_add(task.waits_until(now + wait, now)) > task.policy.max_postponed {
         change.to = given_up(task, DeadReason::Postponed);
     }
     Change { failure: Some(failure.clone()), ..change }
@@ -291,8 +291,8 @@ fn crashed(task: &Task) -> Change {
 impl Change {
     /// Whether the task is given up because of the limits in its policy: another one may decide otherwise.
     pub(crate) fn is_by_limits(&self) -> bool {
-        use DeadReason::{Exhausted, Expired};
-        matches!(self.to, To::Dead(Exhausted | Expired) | To::Dropped(Exhausted | Expired))
+        use DeadReason::{Exhausted, Expired, Postponed};
+        matches!(self.to, To::Dead(Exhausted | Expired | Postponed) | To::Dropped(Exhausted | Expired | Postponed))
     }
 
     /// A person's wish decides over what would otherwise wait on; what has ended has ended.
@@ -333,7 +333,7 @@ impl Task {
         if let Some(failure) = &change.failure {
             let error = LastError::new(failure, now);
             let waited = match change.to {
-                To::Pending { due } if change.postponements > self.postponements => due.since(now),
+                To::Pending { due } if change.postponements > self.postponements => self.waits_until(due, now),
                 _ => Duration::ZERO,
             };
             let n = if change.postponements > self.postponements { self.attempts + 1 } else { change.attempts };
@@ -503,19 +503,25 @@ mod tests {
     #[test]
     fn being_slowed_down_ends_in_time() {
         let policy = Policy { max_postponed: 10 * MINUTE, max_attempts: Some(1), ..Policy::default() };
-        let (mut t, mut now, mut waits) = (task_with(policy), Timestamp::from_millis(1_800_000_000_000), 0);
-        t.created_at = now;
-        let dead = loop {
-            let change = settle(&t, &slow_down(Some(2 * MINUTE)), now, 0.0);
-            t = t.after(&change, now);
-            match change.to {
-                To::Pending { due } => (now, waits) = (due, waits + 1),
-                to => break to,
+        // How often it waits if its lane lets it begin so long after it is due.
+        let waits = |late: Duration| {
+            let (mut t, mut waits) = (task_with(policy.clone()), 0);
+            let mut now = t.created_at;
+            loop {
+                let change = settle(&t, &slow_down(Some(2 * MINUTE)), now, 0.0);
+                t = t.after(&change, now);
+                match change.to {
+                    To::Pending { due } => (now, waits) = (due + late, waits + 1),
+                    to => break (t, to, waits),
+                }
             }
         };
-        assert_eq!((dead, waits, t.attempts), (To::Dead(DeadReason::Postponed), 5, 0));
+        let (t, dead, n) = waits(Duration::ZERO);
+        assert_eq!((dead, n, t.attempts), (To::Dead(DeadReason::Postponed), 5, 0));
         let noted: Vec<_> = t.history.iter().map(|past| (past.n, past.times, past.waited)).collect();
         assert_eq!(noted, [(1, 5, 10 * MINUTE), (1, 1, Duration::ZERO)]);
+        let (t, _, n) = waits(3 * MINUTE);
+        assert_eq!((n, t.waited()), (2, 7 * MINUTE), "what its lane makes it wait counts as well");
     }
 
     #[test]
@@ -530,6 +536,8 @@ mod tests {
             }
         }
         assert_eq!((t.waited(), t.attempts, t.history.len()), (30 * MINUTE, 30, 10));
+        let (slow, failed): (Vec<_>, Vec<_>) = t.history.iter().partition(|past| !past.waited.is_zero());
+        assert_eq!((slow.len(), slow[0].waited, failed.len()), (1, 30 * MINUTE, 9), "and take no place of failures");
     }
 
     #[test]

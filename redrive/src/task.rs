@@ -238,20 +238,34 @@ impl Task {
         self.history.iter().map(|attempt| attempt.waited).sum()
     }
 
-    /// Notes an attempt: together with the last one if both asked for a slower pace and used up no attempt. What is too old goes,
-    /// but for the time that it waited.
+    /// The time by which an answer that asks for a slower pace postpones it, if it is due then. After an answer of that sort this
+    /// counts from when it was due: its lane may have made it wait longer.
+    pub(crate) fn waits_until(&self, due: Timestamp, now: Timestamp) -> Duration {
+        let again = self.history.last().is_some_and(|last| !last.waited.is_zero() && last.n == self.attempts + 1);
+        due.since(if again { self.due.min(now) } else { now })
+    }
+
+    /// Notes an attempt. Those that asked for a slower pace, and used up none, are noted together if they come one after the
+    /// other, or if there is no place for each.
     pub(crate) fn remember(&mut self, mut attempt: Attempt) {
         let is_alike = |last: &mut Attempt| {
             !last.waited.is_zero() && !attempt.waited.is_zero() && (last.n, &last.kind) == (attempt.n, &attempt.kind)
         };
         if let Some(last) = self.history.pop_if(is_alike) {
-            (attempt.times, attempt.waited) =
-                (last.times.saturating_add(1), last.waited.saturating_add(attempt.waited));
+            attempt.join(&last);
         }
         self.history.push(attempt);
-        let excess = self.history.len().saturating_sub(limits::HISTORY);
-        let waited: Duration = self.history.drain(..excess).map(|attempt| attempt.waited).sum();
-        self.history.iter_mut().take(1).for_each(|first| first.waited += waited);
+        while self.history.len() > limits::HISTORY {
+            let mut slow = self.history.iter().enumerate().filter(|(_, past)| !past.waited.is_zero()).map(|(i, _)| i);
+            match (slow.next(), slow.next()) {
+                (Some(first), Some(second)) => {
+                    let first = self.history.remove(first);
+                    self.history.iter_mut().skip(second - 1).take(1).for_each(|second| second.join(&first));
+                }
+                (Some(0), None) => _ = self.history.remove(1), // the time that it waited must not be forgotten
+                _ => _ = self.history.remove(0),
+            }
+        }
     }
 
     /// The shard it belongs to.
@@ -303,6 +317,14 @@ impl Attempt {
     pub(crate) fn new(n: u32, error: &LastError, node: Option<NodeNumber>) -> Self {
         let message = storable(&error.message, limits::HISTORY_ERROR);
         Self { n, at: error.at, kind: error.kind.clone(), message, node, times: 1, waited: Duration::ZERO }
+    }
+}
+
+impl Attempt {
+    /// It stands for an earlier one, too.
+    fn join(&mut self, earlier: &Self) {
+        self.times = self.times.saturating_add(earlier.times);
+        self.waited = self.waited.saturating_add(earlier.waited);
     }
 }
 

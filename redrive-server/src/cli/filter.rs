@@ -96,6 +96,7 @@ enum Reason {
     FailedByHand,
     Crashed,
     Undecodable,
+    Postponed,
 }
 
 /// The name by which the API knows it.

@@ -47,6 +47,7 @@ const COLUMNS: &[Column] = &[
     ("open until", |gate, now| open_until(gate, now)),
     ("failing since", |gate, now| when(gate, "failing_since", now)),
     ("opens", |gate, _| text(gate, "opens")),
+    ("probes", |gate, _| probes(gate)),
     ("why", |gate, _| short(gate, "why")),
 ];
 
@@ -92,6 +93,12 @@ fn open_until(gate: &Value, now: Timestamp) -> String {
     if text(gate, "held").is_empty() { when(gate, "open_until", now) } else { String::new() }
 }
 
+/// The probes of this round, or of the last one, that have ended.
+fn probes(gate: &Value) -> String {
+    let [passed, failed] = ["probes_passed", "probes_failed"].map(|n| gate.get(n).and_then(Value::as_u64).unwrap_or(0));
+    if passed + failed == 0 { String::new() } else { format!("{passed} of {} good", passed + failed) }
+}
+
 /// What it lets through, and whether a person has decided that.
 fn state(gate: &Value) -> String {
     match text(gate, "held").as_str() {
@@ -116,6 +123,8 @@ mod tests {
     fn a_gate_that_is_held_opens_at_no_time() {
         let gate = |held: Value| json!({ "state": "open", "held": held, "open_until": "1970-01-01T00:01:00Z" });
         assert_eq!(open_until(&gate(json!("open")), Timestamp::EPOCH), "");
+        assert_eq!(probes(&json!({ "probes_passed": 3, "probes_failed": 1 })), "3 of 4 good");
+        assert_eq!(probes(&json!({ "probes_passed": 0, "probes_failed": 0 })), "");
         assert_eq!(open_until(&gate(Value::Null), Timestamp::EPOCH), "in 1 min");
     }
 }

@@ -281,6 +281,7 @@ pub(super) enum DeadReasonShape {
     FailedByHand,
     Crashed,
     Undecodable,
+    Postponed,
 }
 
 /// How a task ended.

@@ -275,10 +275,13 @@ impl Shared {
     fn until_next_due(&self) -> Duration {
         let waiting = self.waiting();
         let limits = self.limits();
-        let token = waiting.ready.lanes().filter_map(|lane| limits.next_token(lane)).min();
-        let next = waiting.wheel.next_due(LOOK_AHEAD_MS).into_iter().chain(token).min();
+        // Without a free slot a token is of no use, and whoever gives a slot back wakes us.
+        let has_room = limits.free() > 0 && self.may_start();
+        let tokens = waiting.ready.lanes().filter(|_| has_room).filter_map(|lane| limits.next_token(lane));
+        let due = waiting.wheel.next_due(LOOK_AHEAD_MS).map(|at| at - EARLY);
         let longest = Duration::from_millis(LOOK_AHEAD_MS as u64);
-        next.map_or(longest, |at| at.since(self.clock.now() + EARLY)).min(longest).max(Duration::from_millis(1))
+        let next = tokens.chain(due).min();
+        next.map_or(longest, |at| at.since(self.clock.now())).min(longest).max(Duration::from_millis(1))
     }
 
     async fn claim(self: &Arc<Self>, due: &[Due]) {

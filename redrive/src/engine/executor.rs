@@ -21,6 +21,7 @@ use crate::task::Task;
 use super::Shared;
 use super::handler::{Attempted, Handler, State};
 use super::limits::Slot;
+use super::pass::Passed;
 
 /// The tasks that are ours, or may be.
 #[derive(Debug, Default)]
@@ -203,6 +204,7 @@ impl Shared {
             let Some(pass) = (if waits { None } else { shared.begin(&task) }) else {
                 return shared.finish(task, Outcome::GivenBack.into());
             };
+            let passed = Passed::new(&shared, task.lane, pass, task.policy.timeout);
             shared.signals.started(&task, now.since(task.due));
             let started = Stopwatch::start();
             let mut ended = attempt.await;
@@ -211,7 +213,7 @@ impl Shared {
             }
             let took = started.elapsed();
             shared.signals.ended(&task, took);
-            shared.end_call(&task, pass, &ended.outcome, took);
+            passed.end(&ended.outcome, took, || shared.gate_name(&task));
             shared.note_pace(task.lane, &task.policy, &ended.outcome, Some(took));
             if task.lane.0 < 0 && is_answer(&ended.outcome) {
                 shared.limits().note_answer(task.lane);

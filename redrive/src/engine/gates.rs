@@ -57,6 +57,8 @@ pub(super) struct Gates {
     room: AtomicUsize,
     /// Tasks that are claimed as probes, each of a cycle.
     pub(super) probes: Mutex<IdMap<i64>>,
+    /// The probes of each lane and cycle that run here: how many, and until when they may.
+    pub(super) running: Mutex<HashMap<(Lane, i64), (u32, Timestamp)>>,
     work: Mutex<Vec<Work>>,
     wake: Notify,
 }
@@ -94,7 +96,7 @@ pub(super) enum Work {
     Ended(Lane, i64, Option<String>),
     /// A probe that says nothing of its target.
     Undecided(Lane, i64),
-    /// A probe of this generation may take until then.
+    /// Probes of this generation are not lost before then.
     Extend(Lane, i64, Timestamp),
     /// A caller would make its first try as a probe, and waits to be told of which cycle.
     Wanted(Lane, oneshot::Sender<i64>),
@@ -278,18 +280,12 @@ impl Shared {
         });
         let pass = pass.unwrap_or(Some(Pass::Uncounted));
         if let Some(Pass::Probe(generation)) = pass {
-            self.extend_probe(task.lane, generation, task.policy.timeout, now);
             self.signals.listeners.tell(|| Event::Probe { lane: task.lane, generation, id: task.id });
         }
         pass
     }
 
     /// It has ended.
-    pub(super) fn end_call(&self, task: &Arc<Task>, pass: Pass, outcome: &Outcome, took: Duration) {
-        let name = || self.gate_name(task);
-        self.count_call(task.lane, pass, outcome, took, &name);
-    }
-
     pub(super) fn count_call(
         &self,
         lane: Lane,
@@ -330,6 +326,9 @@ impl Shared {
             lane.set(to.clone());
             Some(Trip { from, to, tally })
         });
+        if sample.failed && self.with_gate(lane, |lane| lane.samples.in_a_row()) == Some(SUSPICIOUS) {
+            self.gates.look_soon(); // others may have opened it
+        }
         let Some(Some(mut trip)) = tripped else { return };
         self.apply_gate(lane);
         if trip.to.name.is_empty() {
@@ -340,18 +339,8 @@ impl Shared {
         self.gates.push(Work::Trip(Box::new(trip)));
     }
 
-    /// A probe may take as long as its task may: it is not lost before.
-    pub(super) fn extend_probe(&self, lane: Lane, generation: i64, timeout: Option<Duration>, now: Timestamp) {
-        let limit = self.with_gate(lane, |lane| lane.config.breaker.probe_limit);
-        if let (Some(timeout), Some(limit)) = (timeout, limit)
-            && timeout >= limit
-        {
-            self.gates.push(Work::Extend(lane, generation, now + timeout + QUICK * READING));
-        }
-    }
-
     /// The method, or the part of it that the lane is of.
-    fn gate_name(&self, task: &Arc<Task>) -> String {
+    pub(super) fn gate_name(&self, task: &Arc<Task>) -> String {
         let part = self.handlers.get(&task.method).and_then(|handler| {
             let read = self.readable(task).ok()?;
             catch_unwind(AssertUnwindSafe(|| handler.part_of(&read))).ok()? // the application's
@@ -364,17 +353,17 @@ impl Shared {
         let now = self.clock.now();
         let passage = self.with_gate(lane, |lane| {
             let probes = lane.config.breaker.probes;
-            let ramped = ramp(probes, now.since(lane.gate.changed_at)) >= self.config.concurrency;
-            let was_open = lane.gate.state == GateState::Closed && lane.gate.generation > 0 && lane.gate.held.is_none();
-            lane.ramping = was_open && !ramped && lane.config.breaker.mode == Mode::Enforce;
+            let closed = lane.gate.closed_since(now).filter(|_| lane.config.breaker.mode == Mode::Enforce);
+            let closed = closed.filter(|since| ramp(probes, now.since(*since)) < self.config.concurrency);
+            lane.ramping = closed.is_some();
             let effective = lane.effective(now);
             let applied = Some((lane.gate.generation, effective));
             let is_news = std::mem::replace(&mut lane.applied, applied) != applied;
-            match effective {
-                GateState::Closed if lane.ramping => Some(Passage::Ramp(lane.gate.changed_at, probes)),
-                GateState::Closed => Some(Passage::All),
-                GateState::Open => Some(Passage::None),
-                GateState::HalfOpen => is_news.then_some(Passage::Probes(0, lane.gate.generation)), // what was taken is known there
+            match (effective, closed) {
+                (GateState::Closed, Some(since)) => Some(Passage::Ramp(since, probes)),
+                (GateState::Closed, None) => Some(Passage::All),
+                (GateState::Open, _) => Some(Passage::None),
+                (GateState::HalfOpen, _) => is_news.then_some(Passage::Probes(0, lane.gate.generation)), // what was taken is known there
             }
         });
         if let Some(Some(passage)) = passage
@@ -470,7 +459,7 @@ impl Shared {
         if is_suspended {
             let said = format!("{name} is suspended: {why}; its tasks are kept until a person resets the gate");
             self.tell_people("gate.suspended", name, &said).await;
-        } else if to.state == GateState::Open && to.opens == 1 {
+        } else if to.state == GateState::Open && to.failing_since == Some(to.changed_at) {
             self.tell_people("gate.opened", name, &format!("{name} keeps failing: {why}; its tasks wait")).await;
         }
     }
@@ -512,8 +501,24 @@ impl Shared {
         }
     }
 
+    /// Probes that run here are not lost while they may run.
+    fn extend_probes(&self, now: Timestamp) {
+        let running = lock(&self.gates.running).iter().map(|(of, (_, until))| (*of, *until)).collect::<Vec<_>>();
+        for ((lane, generation), _) in running.into_iter().filter(|(_, until)| *until > now) {
+            let until = self.with_gate(lane, |known| {
+                let limit = known.config.breaker.probe_limit;
+                let ends_soon = known.gate.generation == generation && known.gate.probes_until < now + limit / 2;
+                ends_soon.then(|| {
+                    known.gate.probes_until = now + limit;
+                    known.gate.probes_until
+                })
+            });
+            until.flatten().into_iter().for_each(|until| self.gates.push(Work::Extend(lane, generation, until)));
+        }
+    }
+
     /// What time brings: waits that are over, probes to be taken, probes that are lost, lanes that are let through bit by bit.
-    async fn move_gates(&self, now: Timestamp) -> Result<()> {
+    pub(super) async fn move_gates(&self, now: Timestamp) -> Result<()> {
         let (mut changed, mut moves, mut probing) = (Vec::new(), Vec::new(), Vec::new());
         for (lane, known) in lock(&self.gates.lanes).iter() {
             let effective = known.effective(now);
@@ -526,6 +531,7 @@ impl Shared {
                 probing.push(*lane);
             }
         }
+        self.extend_probes(now);
         for lane in changed {
             self.apply_gate(lane);
             self.wake.claimer.notify_one();

@@ -84,6 +84,13 @@ struct LaneLimits {
     pace: Option<Pace>,
 }
 
+/// Places that are free: of all, and of those for parts that have never answered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    free: usize,
+    unproven: usize,
+}
+
 /// What its gate lets through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Passage {
@@ -228,9 +235,25 @@ impl Limits {
         }
     }
 
-    /// Number of probes of a lane that could start now, if its gate gave them away; none while some wait here for a task.
-    pub(crate) fn probe_room(&mut self, lane: Lane, now: Timestamp) -> u32 {
-        let free = self.free();
+    /// The places of this node that are free.
+    pub(crate) fn room(&self) -> Room {
+        Room { free: self.free(), unproven: self.most.div_ceil(2).saturating_sub(self.unproven) }
+    }
+
+    /// The probes that wait here for a task, each of a cycle: none do any more.
+    pub(crate) fn take_probes(&mut self) -> Vec<(Lane, i64)> {
+        let mut taken = Vec::new();
+        for (lane, limits) in &mut self.lanes {
+            if let Passage::Probes(n, cycle) = &mut limits.passage {
+                taken.extend((0..std::mem::take(n)).map(|_| (*lane, *cycle)));
+            }
+        }
+        taken
+    }
+
+    /// Number of probes, up to `wanted`, of a lane that could start now, if its gate gave them away; none while some wait here
+    /// for a task. They take their places from the room.
+    pub(crate) fn probe_room(&mut self, lane: Lane, wanted: u32, room: &mut Room, now: Timestamp) -> u32 {
         let Some(lane) = self.lanes.get_mut(&lane) else { return 0 };
         if matches!(lane.passage, Passage::Probes(n, _) if n > 0) {
             return 0;
@@ -238,8 +261,15 @@ impl Limits {
         let passage = std::mem::take(&mut lane.passage);
         let has_room = lane.has_room(now);
         lane.passage = passage;
-        let room = lane.most().map_or(free, |most| free.min(most.saturating_sub(lane.taken)));
-        if has_room { u32::try_from(room).unwrap_or(u32::MAX) } else { 0 }
+        if !has_room {
+            return 0;
+        }
+        let free = if lane.is_unproven() { room.free.min(room.unproven) } else { room.free };
+        let free = lane.most().map_or(free, |most| free.min(most.saturating_sub(lane.taken)));
+        let n = wanted.min(u32::try_from(free).unwrap_or(u32::MAX));
+        room.free -= n as usize; // no more than there are: see above
+        room.unproven = room.unproven.saturating_sub(if lane.is_unproven() { n as usize } else { 0 });
+        n
     }
 
     /// Uses one of them, for a call that needs no slot: of which cycle it is.

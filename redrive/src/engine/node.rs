@@ -240,6 +240,7 @@ impl Shared {
             self.running().cancel_all();
             self.give_back_all();
         }
+        self.leave_gates().await;
         let written = async {
             while !self.running().is_empty() || !self.settler.is_idle() {
                 pause(Duration::from_millis(5)).await;

@@ -42,7 +42,7 @@ const TOGETHER: f64 = 0.1;
 /// A pace that has grown for so many stretches is none any more.
 const MOST: u32 = 20;
 
-/// See the module.
+/// The pace of one lane on this node.
 #[derive(Clone, Debug)]
 pub(super) struct Pace {
     /// Nothing starts before.
@@ -218,13 +218,23 @@ impl Shared {
 }
 
 impl Engine {
-    /// The same for a first try of a caller.
+    /// Notes how a try of a caller ended, as for an attempt of a task.
     pub(crate) fn note_pace<C: Retryable>(&self, call: &C, policy: &Policy, outcome: &Outcome, took: Option<Duration>) {
         if matches!(outcome, Outcome::SlowDown(_)) || self.0.has_paces.load(Ordering::Relaxed) {
-            let lane = call.part().map_or_else(|| Lane::of(call.method()), |part| Lane::part(call.method(), &part));
-            self.0.note_pace(lane, policy, outcome, took);
+            self.0.note_pace(lane_of(call), policy, outcome, took);
         }
     }
+
+    /// Until when the target of a call is left alone, because it has asked for less.
+    pub(crate) fn left_alone<C: Retryable>(&self, call: &C) -> Option<Timestamp> {
+        let shared = &self.0;
+        let has_paces = shared.has_paces.load(Ordering::Relaxed);
+        has_paces.then(|| shared.limits().left_alone(lane_of(call), shared.clock.now())).flatten()
+    }
+}
+
+fn lane_of<C: Retryable>(call: &C) -> Lane {
+    call.part().map_or_else(|| Lane::of(call.method()), |part| Lane::part(call.method(), &part))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::settle::Outcome;
 use crate::task::Lane;
 
 use super::gates::Pass;
-use super::{Engine, Shared};
+use super::{Engine, Shared, lock};
 
 /// What holds a first try back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,14 +29,13 @@ impl Engine {
         [&self.0.has_pauses, &self.0.has_paces].iter().any(|has| has.load(Ordering::Relaxed)) || self.0.has_gates
     }
 
-    /// Whether a first try of a caller may be made now, and as what; else what holds it back.
-    /// `limit`: how long it may take.
+    /// Whether a first try of a caller may be made now, and as what; else what holds it back. `limit`: for how long it may run.
     pub(crate) async fn pass_inline(
         &self,
         method: &str,
         part: Option<&str>,
         limit: Option<Duration>,
-    ) -> std::result::Result<Inline, Back> {
+    ) -> std::result::Result<Passed, Back> {
         let shared = &self.0;
         let lane = part.map_or_else(|| Lane::of(method), |part| Lane::part(method, part));
         if shared.has_pauses.load(Ordering::Relaxed) && shared.limits().is_paused(lane) {
@@ -49,15 +48,11 @@ impl Engine {
             return Err(Back::Pace(until));
         }
         let known = shared.with_gate(lane, |lane| (lane.effective(now), lane.gate.open_until, lane.through()));
-        let inline = |pass| Inline { shared: shared.clone(), lane, pass };
+        let inline = |pass| Passed::new(shared, lane, pass, limit);
         let Some((state, until, through)) = known else { return Ok(inline(Pass::Uncounted)) };
         let pass = match state {
             GateState::Open => return Err(Back::Gate(until)),
-            GateState::HalfOpen => {
-                let generation = shared.probe_inline(lane, now).await.ok_or(Back::Gate(None))?;
-                shared.extend_probe(lane, generation, limit, now);
-                Pass::Probe(generation)
-            }
+            GateState::HalfOpen => Pass::Probe(shared.probe_inline(lane, now).await.ok_or(Back::Gate(None))?),
             GateState::Closed => through,
         };
         Ok(inline(pass))
@@ -76,26 +71,48 @@ impl Shared {
     }
 }
 
-/// A first try of a caller, as gates see it.
+/// An attempt under way, as gates see it.
 #[derive(Debug)]
-pub(crate) struct Inline {
+pub(crate) struct Passed {
     shared: Arc<Shared>,
     lane: Lane,
     pass: Pass,
 }
 
-impl Inline {
-    /// What became of it.
-    pub(crate) fn end(mut self, method: &str, part: Option<&str>, outcome: &Outcome, took: Duration) {
-        let (pass, name) = (std::mem::replace(&mut self.pass, Pass::Uncounted), || part.unwrap_or(method).to_owned());
+impl Passed {
+    /// `timeout`: for how long it may run. Without one a probe may run for as long as its gate says.
+    pub(super) fn new(shared: &Arc<Shared>, lane: Lane, pass: Pass, timeout: Option<Duration>) -> Self {
+        if let Pass::Probe(cycle) = pass {
+            let until = timeout.map_or(Timestamp::EPOCH, |timeout| shared.clock.now() + timeout);
+            let mut running = lock(&shared.gates.running);
+            let (n, latest) = running.entry((lane, cycle)).or_insert((0, until));
+            (*n, *latest) = (*n + 1, until.max(*latest));
+        }
+        Self { shared: shared.clone(), lane, pass }
+    }
+
+    /// What became of it. `name`: of its gate, for people.
+    pub(crate) fn end(mut self, outcome: &Outcome, took: Duration, name: impl Fn() -> String) {
+        let pass = self.take();
         self.shared.count_call(self.lane, pass, outcome, took, &name);
+    }
+
+    fn take(&mut self) -> Pass {
+        let pass = std::mem::replace(&mut self.pass, Pass::Uncounted);
+        if let Pass::Probe(cycle) = pass {
+            let mut running = lock(&self.shared.gates.running);
+            if let Some((n, until)) = running.remove(&(self.lane, cycle)).filter(|(n, _)| *n > 1) {
+                running.insert((self.lane, cycle), (n - 1, until));
+            }
+        }
+        pass
     }
 }
 
-impl Drop for Inline {
-    /// The caller is gone in the middle of it: a probe says nothing then.
+impl Drop for Passed {
+    /// Its caller is gone, or its node stops: a probe says nothing then.
     fn drop(&mut self) {
-        if let Pass::Probe(cycle) = self.pass {
+        if let Pass::Probe(cycle) = self.take() {
             self.shared.gates.give_back(self.lane, cycle);
         }
     }
@@ -147,19 +164,39 @@ mod tests {
 
     /// What the row says of how long a probe may take: other nodes go by it.
     #[tokio::test]
-    async fn a_probe_may_take_as_long_as_its_call_may() {
+    async fn a_probe_is_not_lost_while_it_may_run() {
         let (engine, open) = with_open_gate().await;
         let (shared, store, now) = (&engine.0, engine.store(), engine.now());
         let probed = open.taken(&GateConfig::default(), 1, now + Duration::from_secs(60)).unwrap();
         assert!(store.move_gate(&open, &probed).await.unwrap());
         shared.read_gates(now).await.unwrap();
         shared.limits().set_passage(open.lane, Passage::Probes(1, probed.generation), now);
-        let limit = Duration::from_secs(300);
-        let inline = engine.pass_inline("m", None, Some(limit)).await.unwrap();
-        shared.do_gate_work(now).await.unwrap();
-        let until = store.gates().await.unwrap()[0].probes_until;
-        assert!(until >= now + limit && probed.probes_until < now + limit, "{until}");
+        let inline = engine.pass_inline("m", None, Some(Duration::from_secs(300))).await.unwrap();
+        let later = probed.probes_until - Duration::from_secs(10);
+        shared.move_gates(later).await.unwrap();
+        shared.do_gate_work(later).await.unwrap();
+        let until = async || store.gates().await.unwrap()[0].probes_until;
+        assert_eq!(until().await, later + GateConfig::default().breaker.probe_limit);
         drop(inline);
+        let much_later = later + Duration::from_secs(300);
+        shared.move_gates(much_later).await.unwrap();
+        shared.do_gate_work(much_later).await.unwrap();
+        assert!(until().await < much_later, "it does not run any more");
+        engine.stop().await;
+    }
+
+    /// Two nodes know a round whose probe is lost; one of them gives it away again, with the same numbers.
+    #[tokio::test]
+    async fn the_place_of_a_lost_probe_is_given_away_once() {
+        let (engine, open) = with_open_gate().await;
+        let (store, config, at) = (engine.store(), GateConfig::default(), open.open_until.unwrap());
+        let first = open.taken(&config, 1, at).unwrap();
+        assert!(store.move_gate(&open, &first).await.unwrap());
+        let [one, other] =
+            [0, 1].map(|n| first.taken(&config, 1, first.probes_until + Duration::from_secs(n)).unwrap());
+        assert_eq!((one.generation, one.probes_given), (first.generation, first.probes_given));
+        assert!(store.take_probes(&first, &one).await.unwrap());
+        assert!(!store.take_probes(&first, &other).await.unwrap());
         engine.stop().await;
     }
 
@@ -192,7 +229,7 @@ mod tests {
         for _ in 0..20 {
             let inline = engine.pass_inline("m", None, None).await.unwrap();
             let failed = Outcome::Failed(crate::Failure::retry("connect", "nobody is there"));
-            inline.end("m", None, &failed, Duration::ZERO);
+            inline.end(&failed, Duration::ZERO, || "m".into());
         }
         shared.do_gate_work(now).await.unwrap();
         let gate = store.gate(open.lane).await.unwrap().unwrap();

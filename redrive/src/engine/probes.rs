@@ -74,6 +74,21 @@ impl Shared {
         Ok(())
     }
 
+    /// The node stops: what its last probes said is written, and those that it did not use are given back.
+    pub(super) async fn leave_gates(&self) {
+        let unused = self.limits().take_probes();
+        unused.into_iter().for_each(|(lane, cycle)| self.gates.give_back(lane, cycle));
+        let aborted = async {
+            while !lock(&self.gates.running).is_empty() {
+                pause(Duration::from_millis(1)).await; // a handler ends where it awaits
+            }
+        };
+        _ = tokio::time::timeout(PATIENCE, aborted).await;
+        if let Err(e) = self.do_gate_work(self.clock.now()).await {
+            tracing::warn!(error = %e, "the last probes of gates could not be noted; they count as lost");
+        }
+    }
+
     /// Of these half-open lanes, the number of probes that this node can use now: where tasks wait and there is room to run them.
     pub(super) fn wanted_probes(&self, mut lanes: Vec<Lane>, now: Timestamp) -> Vec<(Lane, u32)> {
         if lanes.is_empty() || !self.may_start() {
@@ -86,8 +101,9 @@ impl Shared {
         };
         lanes.retain(|lane| tasks(lane) > 0);
         let mut limits = self.limits();
+        let mut room = limits.room();
         let mut wanted: Vec<(Lane, u32)> =
-            lanes.iter().map(|lane| (*lane, tasks(lane).min(limits.probe_room(*lane, now)))).collect();
+            lanes.iter().map(|lane| (*lane, limits.probe_room(*lane, tasks(lane), &mut room, now))).collect();
         wanted.retain(|(_, n)| *n > 0);
         wanted
     }

@@ -57,7 +57,7 @@ pub struct BreakerConfig {
     /// than would trip the failure rate again.
     pub successes: Option<u32>,
     /// Time after which a probe counts as lost. The strict rule then opens again, the gradual rule gives another probe away. A
-    /// gate waits for as long as the probe's own `timeout` if that is longer. Default: 30 s.
+    /// gate waits for a probe that runs until the `timeout` of its task, if that is later. Default: 30 s.
     #[serde(with = "duration")]
     pub probe_limit: Duration,
     /// Whether it really holds calls back. Default: `enforce`.

@@ -79,7 +79,7 @@ impl Store {
     pub(crate) async fn take_probes(&self, from: &Gate, to: &Gate) -> Result<bool> {
         let sql = "UPDATE redrive_gate SET probes_given = ?, probes_until = CASE WHEN probes_until > ? THEN probes_until ELSE ? END \
                    WHERE lane = ? AND generation = ? AND state = 'half_open' AND held IS NULL \
-                   AND probes_given = ? AND probes_passed = ? AND probes_failed = ?";
+                   AND probes_given = ? AND probes_passed = ? AND probes_failed = ? AND probes_until = ?";
         retrying!(self.pools(), Use::Write, Scope::Statement, "taking probes of a gate", |c, tried| {
             if tried > 0 {
                 return Ok(false);
@@ -87,6 +87,7 @@ impl Store {
             let take = query(sql).bind(to.probes_given).bind(to.probes_until).bind(to.probes_until);
             let take = take.bind(from.lane.0).bind(from.generation);
             let take = take.bind(from.probes_given).bind(from.probes_passed).bind(from.probes_failed);
+            let take = take.bind(from.probes_until);
             Ok(c.execute(take).await? > 0)
         })
     }

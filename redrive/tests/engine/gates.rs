@@ -25,6 +25,8 @@ stores!(
     only_the_health_of_a_target_counts,
     a_gate_that_only_observes_holds_nothing_back,
     source_4_every_change_of_a_gate_is_told,
+    a_target_that_comes_back_half_well_is_let_through_and_told_of_once,
+    a_node_that_stops_gives_its_probe_back,
 );
 
 const LANE: fn() -> Lane = || Lane::of("m");
@@ -374,4 +376,61 @@ async fn source_4_every_change_of_a_gate_is_told(db: Db) {
     assert_eq!(told[0], ("closed", "open"));
     assert!(told.windows(2).all(|two| two[0].1 == two[1].0), "each goes on from the one before: {told:?}");
     engine.stop().await;
+}
+
+/// The default gate: down, then every second call fails.
+async fn a_target_that_comes_back_half_well_is_let_through_and_told_of_once(db: Db) {
+    let target = Target::default();
+    let handler = {
+        let target = target.clone();
+        move |_: Context, _: u64| {
+            let called = target.call();
+            let is_odd = target.calls() % 2 == 1;
+            std::future::ready(if called.is_ok() && is_odd { Err(Verdict::of(&Down)) } else { called })
+        }
+    };
+    let mut config = config();
+    config.concurrency = 4;
+    let options = MethodOptions::default().gate(GateConfig::default());
+    let builder = Engine::builder(db.another().await).config(config).register_with("m", options, handler);
+    let engine = builder.start().await.unwrap();
+    engine.enqueue_many((0..200).map(|n| new(n).policy(patient()))).await.unwrap();
+    until(&db.store, |gate| gate.state == GateState::Open && gate.opens >= 2).await;
+    target.up.store(true, Ordering::SeqCst);
+    while db.count("retry_task").await > 0 {
+        moment().await;
+    }
+    engine.stop().await;
+    assert_eq!(db.count("retry_dead").await, 0);
+    assert_eq!(db.sql("SELECT COUNT(*) FROM redrive_notice WHERE error_kind = 'gate.opened'").await, Some(1));
+}
+
+async fn a_node_that_stops_gives_its_probe_back(db: Db) {
+    let target = Target::default();
+    let handler = {
+        let target = target.clone();
+        move |_: Context, _: u64| {
+            let target = target.clone();
+            async move {
+                let called = target.call();
+                if target.calls() > 20 {
+                    std::future::pending::<()>().await; // a probe
+                }
+                called
+            }
+        }
+    };
+    let mut config = config();
+    (config.concurrency, config.grace) = (1, Duration::from_millis(10));
+    let options = MethodOptions::default().gate(GateConfig::default());
+    let builder = Engine::builder(db.another().await).config(config).register_with("m", options, handler);
+    let engine = builder.start().await.unwrap();
+    engine.enqueue_many((0..40).map(|n| new(n).policy(patient()))).await.unwrap();
+    until(&db.store, |gate| gate.probes_given == 1).await;
+    while target.calls() < 21 {
+        moment().await;
+    }
+    engine.stop().await;
+    let gate = seen(&db.store).await.unwrap();
+    assert_eq!((gate.state, gate.probes_given), (GateState::HalfOpen, 0));
 }

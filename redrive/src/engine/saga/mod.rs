@@ -229,7 +229,9 @@ async fn attempt(
         Ok(output) => Event::Done { work: cx.work.clone(), output, by: None },
         Err(StepError::Ongoing(time)) => return Outcome::Snooze(time).into(),
         Err(StepError::Failed(failure))
-            if failure.kind == Kind::UNMET || task.policy.classify(&failure.kind) == Class::Retry =>
+            if failure.kind == Kind::UNMET
+                || task.policy.classify(&failure.kind) == Class::Retry
+                || (Kind::SLOW_DOWN.covers(&failure.kind) && !task.policy.excepts(&failure.kind)) =>
         {
             return Outcome::from(Failure { class: Class::Retry, ..failure }).into();
         }
