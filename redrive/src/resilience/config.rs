@@ -39,7 +39,7 @@ const MOST_TRIPS: usize = 10;
 #[serde(default, deny_unknown_fields)]
 pub struct BreakerConfig {
     /// It opens when any of these holds. Default: half of at least 20 calls in 10 s failed, or 5 in a row did. Of a gate: nine of
-    /// ten of at least 20 calls in 60 s failed, or 20 in a row did.
+    /// ten of at least 20 calls in 10 s failed, or 20 in a row did.
     pub trips: Vec<Trip>,
     /// How long it stays open, the n-th time in a row. Under the gradual rule a wait is at most a twenty-fifth of the outage so
     /// far, or 12 s. Default: exponential, 5 s doubling up to 5 min; of a gate, it begins with 1 s.
@@ -208,7 +208,7 @@ impl BreakerConfig {
     pub fn for_gate() -> Self {
         Self {
             trips: vec![
-                Trip::failure_rate(DOWN, Window::time(Duration::from_secs(60), 12), default_min_calls()),
+                Trip::failure_rate(DOWN, Window::time(Duration::from_secs(10), 10), default_min_calls()),
                 Trip::Consecutive(20),
             ],
             open_wait: Backoff::exponential(Duration::from_secs(1), 2.0, Duration::from_secs(300)),
