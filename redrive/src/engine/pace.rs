@@ -209,10 +209,15 @@ impl Shared {
         let named = named.filter(|time| !time.is_zero()).map(|time| wait(Some(time), 1));
         self.has_paces.store(true, Ordering::Relaxed);
         let mut waiting = self.waiting();
-        if self.limits().slow_down(lane, &Less { began, named, backoff: &|n| wait(None, n) }, now) {
+        let is_first = self.limits().slow_down(lane, &Less { began, named, backoff: &|n| wait(None, n) }, now);
+        if is_first {
             waiting.deep.remove(&lane); // from now on its tasks are looked at one by one
         }
         drop(waiting);
+        if is_first {
+            let until = self.limits().left_alone(lane, now).map(tracing::field::display);
+            tracing::info!(method = self.method_of(lane), until, "a target asks for a slower pace; its tasks wait");
+        }
         self.wake.claimer.notify_one();
     }
 }
