@@ -4,7 +4,7 @@
 //! probes. A lane without a row is closed. Each node counts its own calls; only what follows from them is shared.
 //!
 //! *Time.* An open gate whose wait is over is half-open, whether its row says so or not: the row is written by whoever takes the
-//! first probe. A gate that nobody has needed for [ten minutes](FORGOTTEN_AFTER) is closed in the same way, and begins anew: that
+//! first probe. A gate that nobody has needed for ten minutes is closed in the same way, and begins anew: that
 //! nobody calls is no evidence of failure. Rows that say nothing any more are deleted.
 //!
 //! *Invariants.* Every change is a compare-and-set on lane and generation, so of two nodes that want one, one has it. In a round
