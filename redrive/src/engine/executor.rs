@@ -200,7 +200,7 @@ impl Shared {
                 now = shared.clock.now();
             }
             // What is written as running was not looked at by a claim, and time has passed since one looked: the next one ends it.
-            let waits = spent(&task, now).is_some() || shared.is_left_alone(task.lane, now);
+            let waits = spent(&task, now).is_some() || shared.is_too_fast(&task, now);
             let Some(pass) = (if waits { None } else { shared.begin(&task) }) else {
                 return shared.finish(task, Outcome::GivenBack.into());
             };

@@ -308,6 +308,12 @@ impl Limits {
         pace.into_iter().for_each(|pace| pace.answered(began));
     }
 
+    /// True if the pace of a lane lets a task begin that was claimed at `claimed`.
+    pub(crate) fn lets_begin(&mut self, lane: Lane, claimed: Timestamp, now: Timestamp) -> bool {
+        let pace = self.lanes.get_mut(&lane).and_then(|lane| lane.pace_at(now));
+        pace.is_none_or(|pace| pace.lets_begin(claimed, now))
+    }
+
     /// Until when the target of a lane is left alone, because it has asked for less.
     pub(crate) fn left_alone(&mut self, lane: Lane, now: Timestamp) -> Option<Timestamp> {
         self.lanes.get_mut(&lane)?.pace_at(now)?.waits_until(now)

@@ -7,7 +7,8 @@
 //! waiting, and finds out when the target allows more.
 //!
 //! *Invariants.* A pace decides only when tasks start, never what becomes of them. Calls that were under way when the target
-//! asked for less say the same thing once more: only a call that began after the wait cuts again.
+//! asked for less say the same thing once more: only a call that began after the wait cuts again. What was claimed before a cut and
+//! has not begun is given back, so that nothing starts but at the new rate.
 //!
 //! *Failure.* A node that was restarted learns the pace anew, from the first answer that asks for less. So does one whose clock is
 //! set back.
@@ -19,7 +20,7 @@ use crate::clock::Timestamp;
 use crate::policy::Policy;
 use crate::retryable::Retryable;
 use crate::settle::Outcome;
-use crate::task::Lane;
+use crate::task::{Lane, Task};
 
 use super::executor::is_answer;
 use super::gates::chance_of;
@@ -37,6 +38,8 @@ const GROWTH: f64 = 0.15;
 /// The shortest stretch, and a stretch in waits.
 const SHORTEST: Duration = Duration::from_secs(15);
 const WAITS: u32 = 5;
+/// So many starts after a wait say something of a rate.
+const ENOUGH: u32 = 2;
 /// Starts that may come together, as a part of those of a second.
 const TOGETHER: f64 = 0.1;
 /// A pace that has grown for so many stretches is none any more.
@@ -47,6 +50,8 @@ const MOST: u32 = 20;
 pub(super) struct Pace {
     /// Nothing starts before.
     until: Timestamp,
+    /// When it was last cut: what was claimed before is given back.
+    cut_at: Timestamp,
     /// Cuts in a row, without an answer in between that did not ask for less.
     in_a_row: u32,
     /// Starts in a second, at the end of the wait. `None`: not known yet.
@@ -54,6 +59,8 @@ pub(super) struct Pace {
     stretch: Duration,
     tokens: f64,
     filled: Timestamp,
+    /// Starts since the last wait.
+    since_wait: u32,
     started: Started,
 }
 
@@ -79,7 +86,17 @@ impl Pace {
     /// A target asks for less for the first time.
     pub(super) fn new(less: &Less<'_>, now: Timestamp) -> Self {
         let (stretch, started) = (SHORTEST, Started::default());
-        let mut pace = Self { until: now, in_a_row: 1, rate: None, stretch, tokens: 1.0, filled: now, started };
+        let mut pace = Self {
+            until: now,
+            cut_at: now,
+            in_a_row: 1,
+            rate: None,
+            stretch,
+            tokens: 1.0,
+            filled: now,
+            since_wait: 0,
+            started,
+        };
         pace.wait(now, less.wait(1));
         pace
     }
@@ -87,20 +104,30 @@ impl Pace {
     /// It asks for less again.
     pub(super) fn cut(&mut self, less: &Less<'_>, now: Timestamp) {
         if less.began >= self.until {
-            let measured = f64::from(self.started.most(now)).max(FIRST).min(self.rate_at(now));
-            let left = if self.rate.is_some() { CUT } else { FIRST_CUT };
-            self.rate = Some((left * measured).max(LEAST));
-            self.in_a_row = self.in_a_row.saturating_add(1);
+            self.rate = self.rate_after_cut(now);
+            (self.in_a_row, self.cut_at) = (self.in_a_row.saturating_add(1), now);
             self.wait(now, less.wait(self.in_a_row));
         } else if let Some(named) = less.named {
             self.wait(now, named);
         }
     }
 
+    /// That the first calls after a wait are refused says that it was too short, and nothing of what the target allows.
+    fn rate_after_cut(&self, now: Timestamp) -> Option<f64> {
+        let measured = f64::from(self.started.most(now)).max(FIRST).min(self.rate_at(now));
+        let rate = match self.rate {
+            None if self.since_wait < ENOUGH => return None,
+            None => FIRST_CUT * measured,
+            Some(rate) if self.since_wait < ENOUGH => CUT * rate,
+            Some(_) => CUT * measured,
+        };
+        Some(rate.max(LEAST))
+    }
+
     fn wait(&mut self, now: Timestamp, wait: Duration) {
         let until = now + wait;
         if until > self.until {
-            (self.until, self.filled, self.tokens) = (until, until, 1.0);
+            (self.until, self.filled, self.tokens, self.since_wait) = (until, until, 1.0, 0);
             self.stretch = (WAITS * wait).max(SHORTEST);
         }
     }
@@ -115,6 +142,11 @@ impl Pace {
     /// Until when nothing starts, if that lies ahead.
     pub(super) fn waits_until(&self, now: Timestamp) -> Option<Timestamp> {
         (self.until > now).then_some(self.until)
+    }
+
+    /// True if a task that was claimed at `claimed` may begin now.
+    pub(super) fn lets_begin(&self, claimed: Timestamp, now: Timestamp) -> bool {
+        self.until <= now && self.cut_at <= claimed
     }
 
     /// True if it does not slow anything any more, or was begun by a clock that was ahead.
@@ -137,6 +169,7 @@ impl Pace {
     /// Something starts.
     pub(super) fn take(&mut self, now: Timestamp) {
         self.tokens -= 1.0;
+        self.since_wait = self.since_wait.saturating_add(1);
         self.started.count(now);
     }
 
@@ -186,9 +219,10 @@ impl Started {
 }
 
 impl Shared {
-    /// Returns whether the target of a lane has asked to be left alone now.
-    pub(super) fn is_left_alone(&self, lane: Lane, now: Timestamp) -> bool {
-        self.has_paces.load(Ordering::Relaxed) && self.limits().left_alone(lane, now).is_some()
+    /// Returns whether a task that was claimed has to wait again, because its target has asked for less since.
+    pub(super) fn is_too_fast(&self, task: &Task, now: Timestamp) -> bool {
+        let claimed = task.locked_at.unwrap_or(now);
+        self.has_paces.load(Ordering::Relaxed) && !self.limits().lets_begin(task.lane, claimed, now)
     }
 
     /// A call of a lane has ended: its target asks for less, or it does not. Where it is not known how long it took, it began before
