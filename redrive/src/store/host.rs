@@ -21,9 +21,10 @@ use std::time::Duration;
 
 use sqlx::ConnectOptions as _;
 
-use crate::error::{Error, Result};
+use crate::clock::{Stopwatch, pause};
+use crate::error::{Error, Fault, Result};
 
-use super::db::{Connection, Dialect, database_error, query};
+use super::db::{Connection, Dialect, database_error, fault, query};
 use super::pool::{Kind, Pooled, Pools, Use};
 
 impl Pools {
@@ -121,7 +122,15 @@ impl Pools {
 
     /// A connection to the first host that can be had, and what the server says it is.
     async fn first_connection(&self) -> sqlx::Result<String> {
+        let started = Stopwatch::start();
         let mut result = self.version().await;
+        // SQLite does not wait for the lock under which a new file gets its journal: several nodes may make it at once.
+        while result.as_ref().is_err_and(|e| fault(e) == Fault::Busy)
+            && started.elapsed() < self.options.connect_timeout / 2
+        {
+            pause(Duration::from_millis(10)).await;
+            result = self.version().await;
+        }
         if result.is_err() && self.hosts.len() > 1 {
             self.fail_over(None).await;
             result = self.version().await;
