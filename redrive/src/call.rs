@@ -167,8 +167,8 @@ impl Engine {
         }
     }
 
-    /// The same where a gate, a pause or a slower pace may be in the way: while it is, nothing is tried, and the call is written
-    /// down if its strategy writes anything at all.
+    /// Makes a call where a gate, a pause or a slower pace may be in the way: while it is, nothing is tried, and the call is
+    /// written down if its strategy writes anything at all.
     async fn call_through_gate<C: Retryable>(&self, call: &C, persist: Persist, first: &FirstTry) -> Called<C> {
         let (part, since) = (call.part(), self.now());
         let inline = loop {

@@ -81,7 +81,7 @@ pub enum GivenUp {
     Crashed,
     /// Its params could not be read.
     Undecodable,
-    /// What it calls has asked for a slower pace for too long.
+    /// Its target has asked for a slower pace for too long.
     Postponed,
     /// It was cancelled.
     Cancelled,

@@ -71,7 +71,7 @@ pub enum DeadReason {
     Crashed,
     /// Its params could not be read, or its row.
     Undecodable,
-    /// What it calls has asked for a slower pace for too long.
+    /// Its target has asked for a slower pace for too long.
     Postponed,
 }
 
@@ -216,7 +216,11 @@ fn undecodable(task: &Task, why: &str) -> Change {
 /// not tried, and is not spent any more; there is nothing to be written.
 pub(crate) fn reconsider(task: &Task, change: &Change, now: Timestamp, random: f64) -> Option<Change> {
     match &change.failure {
-        Some(failure) => Some(settle(task, &failure.clone().into(), now, random)),
+        // Its kind alone does not say that it asked for a slower pace.
+        Some(failure) if matches!(change.to, To::Dead(DeadReason::Postponed) | To::Dropped(DeadReason::Postponed)) => {
+            Some(settle(task, &Outcome::SlowDown(failure.clone()), now, random))
+        }
+        Some(failure) => Some(settle(task, &Outcome::Failed(failure.clone()), now, random)),
         None => spent(task, now).map(|reason| give_up(task, reason)),
     }
 }
@@ -522,6 +526,17 @@ mod tests {
         assert_eq!(noted, [(1, 5, 10 * MINUTE), (1, 1, Duration::ZERO)]);
         let (t, _, n) = waits(3 * MINUTE);
         assert_eq!((n, t.waited()), (2, 7 * MINUTE), "what its lane makes it wait counts as well");
+    }
+
+    #[test]
+    fn what_was_postponed_for_too_long_is_reconsidered_without_an_attempt() {
+        let t = task_with(Policy { max_postponed: MINUTE, ..Policy::default() });
+        let said = Outcome::SlowDown(Failure::retry(Kind::ERROR, "busy").after(2 * MINUTE));
+        let change = settle(&t, &said, t.created_at, 0.0);
+        assert!(change.to == To::Dead(DeadReason::Postponed) && change.is_by_limits());
+        let patient = Task { policy: Policy::default().into(), ..t };
+        let again = reconsider(&patient, &change, patient.created_at, 0.0).unwrap();
+        assert_eq!((again.attempts, again.to), (0, To::Pending { due: patient.created_at + 2 * MINUTE }));
     }
 
     #[test]

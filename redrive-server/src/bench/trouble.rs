@@ -24,7 +24,7 @@ use super::raw::Raw;
 use crate::http::{HttpCall, HttpDelivery, HttpRequest, METHOD};
 
 const NODES: usize = 3;
-/// How long an answer takes.
+/// Time that an answer takes.
 const LATENCY: Duration = Duration::from_millis(300);
 /// Tasks that are inserted at once.
 const BATCH: u64 = 10_000;
@@ -32,7 +32,7 @@ const BATCH: u64 = 10_000;
 const KNOWN: Duration = Duration::from_millis(250);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What the target does, as long after the first call.
+/// Behaviour of the target.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Trouble {
     /// It fails this share of its calls at random.
@@ -43,7 +43,7 @@ pub(super) enum Trouble {
     Allows(u32, bool),
 }
 
-/// How a target answers now.
+/// One answer of the target.
 enum Answer {
     Good,
     Bad,
@@ -275,7 +275,7 @@ impl On<'_> {
     }
 }
 
-/// What was seen of an outage.
+/// Figures of an outage.
 pub(super) struct Outage {
     /// Calls that reached the target while the news of the open gate spread.
     pub(super) strays: u64,
@@ -286,7 +286,7 @@ pub(super) struct Outage {
     pub(super) whole: Option<u64>,
 }
 
-/// What was seen of a target that asks for a slower pace.
+/// Figures of a target that asks for a slower pace.
 pub(super) struct Slowed {
     pub(super) took: Duration,
     pub(super) refused: u64,
